@@ -180,6 +180,8 @@ def test_ps_lists_a_run_and_stop_ends_it(waiting: subprocess.Popen[str]) -> None
     assert entry["pid"] == waiting.pid
     assert {pid for _, _, pid in entry["ranks"]} <= set(found["processes"])
     assert re.search(rf"{run_id} +train.py +-2 +local ", other("ps").stdout)
+    place = Path(os.environ["XDG_STATE_HOME"], "horovod_runner", "runs")  # this user's alone
+    assert all(path.stat().st_mode & 0o077 == 0 for path in (place, *place.iterdir()))
     assert other("stop", "nothing").returncode == 1
     # A part of its id will do.
     stopped = other("stop", run_id[:5])
@@ -236,12 +238,6 @@ def test_the_page_of_a_run_is_of_this_moment_and_says_when_its_driver_was_killed
         rf"{found['run_id']}  train.py  -2  local  lost", other("report", "--list").stdout
     )
     other("stop", found["run_id"])  # not --all: other tests have runs here too
-
-
-def test_the_list_is_this_users_alone(waiting: subprocess.Popen[str]) -> None:
-    place = Path(os.environ["XDG_STATE_HOME"], "horovod_runner", "runs")
-    assert place.stat().st_mode & 0o077 == 0
-    assert all(path.stat().st_mode & 0o077 == 0 for path in place.iterdir())
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root starts and sees processes of others")

@@ -14,7 +14,7 @@ import pytest
 
 from horovod_runner import HorovodRunner
 from horovod_runner.tools.verify import machine, registry
-from horovod_runner.tools.verify.check import Case, missing
+from horovod_runner.tools.verify.check import VerifyCase, missing
 from horovod_runner.tools.verify.checks import placement
 from tests.browser import Browser, browser
 from tests.conftest import Ranks
@@ -45,7 +45,7 @@ ON_CPUS = [
 ]
 
 
-class WarmCase(Case, frozen=True):
+class WarmCase(VerifyCase, frozen=True):
     """A case whose ranks are forked with their framework imported."""
 
     def runner(self, np: int, framework: str = "torch", **options: Any) -> HorovodRunner:
@@ -55,14 +55,14 @@ class WarmCase(Case, frozen=True):
 
 
 @pytest.fixture(scope="module")
-def here() -> machine.Machine:
+def here() -> machine.ThisMachine:
     """This machine without its GPUs."""
     return machine.look((), ("torch",))
 
 
 @pytest.mark.parametrize("name", ON_CPUS)
 def test_a_check_finds_all_well_on_cpus(
-    name: str, here: machine.Machine, tmp_path: Path, ranks: Ranks
+    name: str, here: machine.ThisMachine, tmp_path: Path, ranks: Ranks
 ) -> None:
     check = registry.find(name)
     reason = missing(check.needs, here)

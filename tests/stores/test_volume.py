@@ -178,9 +178,9 @@ def test_wheels_and_logs_are_copied_there(volume: Path, tmp_path: Path) -> None:
     wheel = tmp_path / "horovod-0.28.1-py3-none-any.whl"
     wheel.write_bytes(b"wheel")
     said: list[str] = []
-    wheels.publish(str(volume / "wheels"), "key", wheel, said.append)
+    wheels.publish(wheels.Place(str(volume / "wheels")), "key", wheel, said.append)
     assert "copied the wheel" in said[0]
-    copy = wheels.fetch(str(volume / "wheels"), "key", tmp_path)
+    copy = wheels.fetch(wheels.Place(str(volume / "wheels")), "key", tmp_path)
     assert copy is not None
     assert copy.read_bytes() == b"wheel"
     logs = tmp_path / "logs"

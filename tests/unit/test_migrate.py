@@ -28,605 +28,382 @@ WORDS = {
     "VALID": "contextlib.nullcontext(other.to_tf(8, shuffle=True))",
     "KERAS": "import tensorflow as tf\nimport horovod_runner.keras as hvd\nhvd.init()",
 }
-# What it is about: the old text, and the new one.
+# What it is about, and what is changed: a - is before what only the old text has, a + before what
+# only the new text has.
 CHANGED = {
-    "sparkdl": (
-        """
-        from sparkdl import HorovodRunner
-        from sparkdl.horovod import log_to_driver
-        from sparkdl.horovod.tensorflow.keras import LogCallback
+    "sparkdl": """
+        - from sparkdl import HorovodRunner
+        - from sparkdl.horovod import log_to_driver
+        - from sparkdl.horovod.tensorflow.keras import LogCallback
+        + from horovod_runner import HorovodRunner
+        + from horovod_runner import log_to_driver
+        + from horovod_runner.keras.callbacks import LogCallback
         """,
-        """
-        from horovod_runner import HorovodRunner
-        from horovod_runner import log_to_driver
-        from horovod_runner.keras.callbacks import LogCallback
+    "sparkdl as a module": """
+        - import sparkdl
+        - sparkdl.HorovodRunner(np=2).run(train)
+        - sparkdl.horovod.log_to_driver("x")
+        + import horovod_runner
+        + horovod_runner.HorovodRunner(np=2).run(train)
+        + horovod_runner.log_to_driver("x")
         """,
-    ),
-    "sparkdl as a module": (
-        """
-        import sparkdl
-        sparkdl.HorovodRunner(np=2).run(train)
-        sparkdl.horovod.log_to_driver("x")
+    "horovod.keras": """
+        - import horovod.keras as hvd
+        - from horovod.tensorflow.keras.callbacks import MetricAverageCallback
+        - from horovod.tensorflow import keras as other
+        + import horovod_runner.keras as hvd
+        + from horovod_runner.keras.callbacks import MetricAverageCallback
+        + from horovod_runner import keras as other
         """,
-        """
-        import horovod_runner
-        horovod_runner.HorovodRunner(np=2).run(train)
-        horovod_runner.log_to_driver("x")
+    "estimators of horovod.spark": """
+          import torch
+        + import horovod_runner.horovod_spark
+        +
+        + horovod_runner.horovod_spark.install()
+        +
+          from horovod.spark.torch import TorchEstimator
         """,
-    ),
-    "horovod.keras": (
-        """
-        import horovod.keras as hvd
-        from horovod.tensorflow.keras.callbacks import MetricAverageCallback
-        from horovod.tensorflow import keras as other
+    "horovod.spark.run": """
+        - import horovod.spark
+        + from horovod_runner import HorovodRunner
+
+          def train(rate, epochs):
+              return rate
+
+        - horovod.spark.run(train, args=(0.1,), kwargs={"epochs": 2}, num_proc=4, verbose=2)[0]
+        + HorovodRunner(np=4, driver_log_verbosity="all").run_all(train, rate=0.1, epochs=2)[0]
         """,
-        """
-        import horovod_runner.keras as hvd
-        from horovod_runner.keras.callbacks import MetricAverageCallback
-        from horovod_runner import keras as other
+    "horovod.spark.run without a number of processes": """
+        + import horovod_runner.horovod_spark
+        +
+        + horovod_runner.horovod_spark.install()
+        +
+          import horovod.spark
+          horovod.spark.run(train)
         """,
-    ),
-    "estimators of horovod.spark": (
-        """
-        import torch
-        from horovod.spark.torch import TorchEstimator
+    "TorchDistributor": """
+        - from pyspark.ml.torch.distributor import TorchDistributor
+        + from horovod_runner import HorovodRunner
+
+          def train(rate, *, epochs):
+              return rate
+
+        - TorchDistributor(2, use_gpu=False).run(
+        -     train, 0.1, epochs=3)
+        - distributor = TorchDistributor(num_processes=n, local_mode=False)
+        - distributor.run(train, rate, epochs=3)
+        + HorovodRunner(np=-2, gpus_per_rank=0).run(
+        +     train, rate=0.1, epochs=3)
+        + distributor = HorovodRunner(np=n, driver_log_verbosity="all")
+        + distributor.run(train, rate=rate, epochs=3)
         """,
-        """
-        import torch
-        import horovod_runner.horovod_spark
-
-        horovod_runner.horovod_spark.install()
-
-        from horovod.spark.torch import TorchEstimator
+    "np by its position": """
+          from horovod_runner import HorovodRunner
+        - HorovodRunner(2).run(train)
+        + HorovodRunner(np=2).run(train)
         """,
-    ),
-    "horovod.spark.run": (
-        """
-        import horovod.spark
+    "a session": """
+          KERAS
+          from tensorflow.keras import backend as K
 
-        def train(rate, epochs):
-            return rate
-
-        horovod.spark.run(train, args=(0.1,), kwargs={"epochs": 2}, num_proc=4, verbose=2)[0]
+          # One GPU for each rank.
+        - config = tf.ConfigProto()
+        - config.gpu_options.allow_growth = True
+        - config.gpu_options.visible_device_list = str(hvd.local_rank())
+        - K.set_session(tf.Session(config=config))
+        + gpus = tf.config.list_physical_devices("GPU")
+        + for gpu in gpus:
+        +     tf.config.experimental.set_memory_growth(gpu, True)
+        + if gpus:
+        +     tf.config.set_visible_devices(gpus[hvd.local_rank()], "GPU")
         """,
-        """
-        from horovod_runner import HorovodRunner
+    "a session without GPUs": """
+          import tensorflow as tf
 
-        def train(rate, epochs):
-            return rate
-
-        HorovodRunner(np=4, driver_log_verbosity="all").run_all(train, rate=0.1, epochs=2)[0]
+          def predict():
+        -     config = tf.compat.v1.ConfigProto(device_count={'GPU': 0})
+        -     config.intra_op_parallelism_threads = 2
+        -     tf.compat.v1.keras.backend.set_session(tf.compat.v1.Session(config=config))
+        +     tf.config.set_visible_devices([], "GPU")
+        +     tf.config.threading.set_intra_op_parallelism_threads(2)
         """,
-    ),
-    "horovod.spark.run without a number of processes": (
-        """
-        import horovod.spark
-        horovod.spark.run(train)
+    "names of TensorFlow 1": """
+          import tensorflow as tf
+        - x = tf.log(tf.random_uniform([2]))
+        + x = tf.math.log(tf.random.uniform([2]))
         """,
-        """
-        import horovod_runner.horovod_spark
-
-        horovod_runner.horovod_spark.install()
-
-        import horovod.spark
-        horovod.spark.run(train)
+    "compile": """
+          from tensorflow import keras
+        - model.compile("sgd", experimental_run_tf_function=False, loss="mse")
+        + model.compile("sgd", loss="mse")
+          model.compile("sgd",
+        -               loss="mse",  # the loss
+        -               experimental_run_tf_function=False)
+        +               loss="mse")
         """,
-    ),
-    "TorchDistributor": (
-        """
-        from pyspark.ml.torch.distributor import TorchDistributor
-
-        def train(rate, *, epochs):
-            return rate
-
-        TorchDistributor(2, use_gpu=False).run(
-            train, 0.1, epochs=3)
-        distributor = TorchDistributor(num_processes=n, local_mode=False)
-        distributor.run(train, rate, epochs=3)
+    "generators": """
+          import keras
+        - model.fit_generator(batches, 10, epochs=2, workers=4, use_multiprocessing=True)
+        - model.fit_generator(generator=batches, steps_per_epoch=10)
+        - model.evaluate_generator(batches, len(batches))
+        - model.fit(x, y, max_queue_size=20)
+        + model.fit(batches, steps_per_epoch=10, epochs=2)
+        + model.fit(x=batches, steps_per_epoch=10)
+        + model.evaluate(batches, steps=len(batches))
+        + model.fit(x, y)
         """,
-        """
-        from horovod_runner import HorovodRunner
-
-        def train(rate, *, epochs):
-            return rate
-
-        HorovodRunner(np=-2, gpus_per_rank=0).run(
-            train, rate=0.1, epochs=3)
-        distributor = HorovodRunner(np=n, driver_log_verbosity="all")
-        distributor.run(train, rate=rate, epochs=3)
+    "optimizers": """
+          import tensorflow as tf
+          from keras.optimizers import SGD
+        - opt = tf.keras.optimizers.legacy.Adam(lr=0.1, decay=0.0)
+        - other = SGD(lr=0.1)
+        - print(opt.lr, other.variables(), model.optimizer.lr)
+        - opt.lr = 0.2
+        - tf.keras.backend.set_value(model.optimizer.lr, 0.1)
+        - rate = tf.keras.backend.get_value(opt.lr)
+        + opt = tf.keras.optimizers.Adam(learning_rate=0.1)
+        + other = SGD(learning_rate=0.1)
+        + print(opt.learning_rate, other.variables, model.optimizer.learning_rate)
+        + opt.learning_rate = 0.2
+        + model.optimizer.learning_rate = 0.1
+        + rate = float(opt.learning_rate.numpy())
         """,
-    ),
-    "np by its position": (
-        "from horovod_runner import HorovodRunner\nHorovodRunner(2).run(train)\n",
-        "from horovod_runner import HorovodRunner\nHorovodRunner(np=2).run(train)\n",
-    ),
-    "a session": (
-        """
-        KERAS
-        from tensorflow.keras import backend as K
-
-        # One GPU for each rank.
-        config = tf.ConfigProto()
-        config.gpu_options.allow_growth = True
-        config.gpu_options.visible_device_list = str(hvd.local_rank())
-        K.set_session(tf.Session(config=config))
+    "losses": """
+          import keras
+          import tensorflow as tf
+        - from keras.losses import mse
+        - from tensorflow.keras.metrics import mean_absolute_error
+        - model.compile("sgd", tf.keras.losses.mean_squared_error, [keras.metrics.MAE])
+        + from keras.losses import mean_squared_error as mse
+        + from tensorflow.keras.metrics import MAE as mean_absolute_error
+        + model.compile("sgd", tf.keras.losses.MSE, [keras.metrics.mean_absolute_error])
+          loss = tf.keras.losses.MSE(y, p) + keras.losses.mean_squared_error(y, p)
         """,
-        """
-        KERAS
-        from tensorflow.keras import backend as K
-
-        # One GPU for each rank.
-        gpus = tf.config.list_physical_devices("GPU")
-        for gpu in gpus:
-            tf.config.experimental.set_memory_growth(gpu, True)
-        if gpus:
-            tf.config.set_visible_devices(gpus[hvd.local_rank()], "GPU")
+    "modules of Keras 2": """
+        - from keras.preprocessing.image import ImageDataGenerator
+        - from keras.layers.normalization import BatchNormalization
+        - from tensorflow.keras.layers.core import Dense
+        - from keras.utils import np_utils
+        - y = np_utils.to_categorical(y, 10)
+        + from tensorflow.keras.preprocessing.image import ImageDataGenerator
+        + from keras.layers import BatchNormalization
+        + from tensorflow.keras.layers import Dense
+        + from keras.utils import to_categorical
+        + y = to_categorical(y, 10)
         """,
-    ),
-    "a session without GPUs": (
-        """
-        import tensorflow as tf
-
-        def predict():
-            config = tf.compat.v1.ConfigProto(device_count={'GPU': 0})
-            config.intra_op_parallelism_threads = 2
-            tf.compat.v1.keras.backend.set_session(tf.compat.v1.Session(config=config))
+    "classes": """
+          import keras
+        - labels = model.predict_classes(x, verbose=0)
+        + labels = model.predict(x, verbose=0).argmax(axis=-1)
         """,
-        """
-        import tensorflow as tf
-
-        def predict():
-            tf.config.set_visible_devices([], "GPU")
-            tf.config.threading.set_intra_op_parallelism_threads(2)
+    "files of Keras 3": """
+          import os
+          from tensorflow import keras
+        - path = os.path.join(folder, "weights-{epoch}.ckpt")
+        + path = os.path.join(folder, "weights-{epoch}.weights.h5")
+          keras.callbacks.ModelCheckpoint(path, save_weights_only=True)
+        - keras.callbacks.ModelCheckpoint(filepath=folder + '/model.hdf5')
+        + keras.callbacks.ModelCheckpoint(filepath=folder + '/model.keras')
+          keras.callbacks.ModelCheckpoint("model.h5")
+        - model.save_weights("end.h5")
+        - model.load_weights("end.h5")
+        + model.save_weights("end.weights.h5")
+        + model.load_weights("end.weights.h5")
         """,
-    ),
-    "names of TensorFlow 1": (
-        "import tensorflow as tf\nx = tf.log(tf.random_uniform([2]))\n",
-        "import tensorflow as tf\nx = tf.math.log(tf.random.uniform([2]))\n",
-    ),
-    "compile": (
-        """
-        from tensorflow import keras
-        model.compile("sgd", experimental_run_tf_function=False, loss="mse")
-        model.compile("sgd",
-                      loss="mse",  # the loss
-                      experimental_run_tf_function=False)
+    "a warm-up without its learning rate": """
+          KERAS
+        - opt = tf.keras.optimizers.Adam(lr=0.1 * hvd.size())
+        - warmup = hvd.callbacks.LearningRateWarmupCallback(verbose=1)
+        + opt = tf.keras.optimizers.Adam(learning_rate=0.1 * hvd.size())
+        + warmup = hvd.callbacks.LearningRateWarmupCallback(initial_lr=0.1 * hvd.size(), verbose=1)
         """,
-        """
-        from tensorflow import keras
-        model.compile("sgd", loss="mse")
-        model.compile("sgd",
-                      loss="mse")
+    "init on the driver": """
+          TORCH
+        - hvd.init()
+
+          def train():
+        +     hvd.init()
+              return hvd.rank()
+
+          HorovodRunner(np=2).run(train)
         """,
-    ),
-    "generators": (
-        """
-        import keras
-        model.fit_generator(batches, 10, epochs=2, workers=4, use_multiprocessing=True)
-        model.fit_generator(generator=batches, steps_per_epoch=10)
-        model.evaluate_generator(batches, len(batches))
-        model.fit(x, y, max_queue_size=20)
+    "init that is missing": """
+          from horovod_runner import HorovodRunner
+
+          def train():
+              import horovod.torch as hvd
+        +     hvd.init()
+              print(hvd.rank())
+
+          runner = HorovodRunner(np=2)
+          runner.run(train)
         """,
-        """
-        import keras
-        model.fit(batches, steps_per_epoch=10, epochs=2)
-        model.fit(x=batches, steps_per_epoch=10)
-        model.evaluate(batches, steps=len(batches))
-        model.fit(x, y)
+    "a function that is defined twice": """
+          TORCH
+
+          class Net:
+              def train(self):
+                  pass
+
+          def train():
+              return 0
+
+          def train():
+        +     hvd.init()
+              return hvd.rank()
+
+          HorovodRunner(np=2).run(train)
         """,
-    ),
-    "optimizers": (
-        """
-        import tensorflow as tf
-        from keras.optimizers import SGD
-        opt = tf.keras.optimizers.legacy.Adam(lr=0.1, decay=0.0)
-        other = SGD(lr=0.1)
-        print(opt.lr, other.variables(), model.optimizer.lr)
-        opt.lr = 0.2
-        tf.keras.backend.set_value(model.optimizer.lr, 0.1)
-        rate = tf.keras.backend.get_value(opt.lr)
+    "init that comes too late": """
+          import horovod.torch as hvd
+        + hvd.init()
+          rank = hvd.rank()
+          print(rank)
+        - hvd.init()
         """,
-        """
-        import tensorflow as tf
-        from keras.optimizers import SGD
-        opt = tf.keras.optimizers.Adam(learning_rate=0.1)
-        other = SGD(learning_rate=0.1)
-        print(opt.learning_rate, other.variables, model.optimizer.learning_rate)
-        opt.learning_rate = 0.2
-        model.optimizer.learning_rate = 0.1
-        rate = float(opt.learning_rate.numpy())
+    "broadcast of a torch model": """
+          TORCH
+          def train():
+              hvd.init()
+              net = torch.nn.Linear(1, 1)
+              opt = torch.optim.SGD(net.parameters(), lr=0.1 * hvd.size())
+              opt = hvd.DistributedOptimizer(opt)
+        +     hvd.broadcast_parameters(net.state_dict(), root_rank=0)
+        +     hvd.broadcast_optimizer_state(opt, root_rank=0)
+              return opt
+
+          HorovodRunner(np=2).run(train)
         """,
-    ),
-    "losses": (
-        """
-        import keras
-        import tensorflow as tf
-        from keras.losses import mse
-        from tensorflow.keras.metrics import mean_absolute_error
-        model.compile("sgd", tf.keras.losses.mean_squared_error, [keras.metrics.MAE])
-        loss = tf.keras.losses.MSE(y, p) + keras.losses.mean_squared_error(y, p)
+    "broadcast of a Keras model": """
+          KERAS
+          opt = hvd.DistributedOptimizer(tf.keras.optimizers.Adam(0.1 * hvd.size()))
+        - callbacks = [average]
+        + callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), average]
+          model.compile(opt, "mse")
+          model.fit(x, y, callbacks=callbacks)
         """,
-        """
-        import keras
-        import tensorflow as tf
-        from keras.losses import mean_squared_error as mse
-        from tensorflow.keras.metrics import MAE as mean_absolute_error
-        model.compile("sgd", tf.keras.losses.MSE, [keras.metrics.mean_absolute_error])
-        loss = tf.keras.losses.MSE(y, p) + keras.losses.mean_squared_error(y, p)
+    "broadcast without callbacks": """
+          KERAS
+          opt = hvd.DistributedOptimizer(tf.keras.optimizers.Adam(0.1 * hvd.size()))
+        - model.fit(x, y)
+        + model.fit(x, y, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
         """,
-    ),
-    "modules of Keras 2": (
-        """
-        from keras.preprocessing.image import ImageDataGenerator
-        from keras.layers.normalization import BatchNormalization
-        from tensorflow.keras.layers.core import Dense
-        from keras.utils import np_utils
-        y = np_utils.to_categorical(y, 10)
+    "GPU 0": """
+          TORCH
+          hvd.init()
+        - torch.cuda.set_device(0)
+        - model.cuda(0).to("cuda:0").to(0)
+        - device = torch.device("cuda", 0)
+        + torch.cuda.set_device(hvd.local_rank())
+        + model.cuda().to("cuda").to("cuda")
+        + device = torch.device("cuda")
         """,
-        """
-        from tensorflow.keras.preprocessing.image import ImageDataGenerator
-        from keras.layers import BatchNormalization
-        from tensorflow.keras.layers import Dense
-        from keras.utils import to_categorical
-        y = to_categorical(y, 10)
+    "Lightning 1": """
+          import pytorch_lightning as pl
+        - trainer = pl.Trainer(accelerator='horovod', max_epochs=2)
+        + from horovod_runner.lightning import HorovodStrategy
+        + trainer = pl.Trainer(strategy=HorovodStrategy(), max_epochs=2)
         """,
-    ),
-    "classes": (
-        "import keras\nlabels = model.predict_classes(x, verbose=0)\n",
-        "import keras\nlabels = model.predict(x, verbose=0).argmax(axis=-1)\n",
-    ),
-    "files of Keras 3": (
-        """
-        import os
-        from tensorflow import keras
-        path = os.path.join(folder, "weights-{epoch}.ckpt")
-        keras.callbacks.ModelCheckpoint(path, save_weights_only=True)
-        keras.callbacks.ModelCheckpoint(filepath=folder + '/model.hdf5')
-        keras.callbacks.ModelCheckpoint("model.h5")
-        model.save_weights("end.h5")
-        model.load_weights("end.h5")
+    "a converter for torch": """
+          TORCH
+        - from petastorm.spark import SparkDatasetConverter, make_spark_converter
+
+        - spark.conf.set(SparkDatasetConverter.PARENT_CACHE_DIR_URL_CONF, "file:///dbfs/tmp/cache")
+        - converter = make_spark_converter(df.select("x", "y"))
+        - print(len(converter))
+        + print(df.select("x", "y").count())
+
+        - def train(rate=0.1):
+        + def train(rate=0.1, *, converter):
+        +     import contextlib
+        +     import itertools
+              hvd.init()
+        -     with converter.make_torch_dataloader(
+        -         batch_size=64, cur_shard=hvd.rank(), shard_count=hvd.size(), workers_count=2
+        -     ) as loader:
+        +     with contextlib.nullcontext(ENDLESS) as loader:
+                  rows = iter(loader)
+        -         for _ in range(len(converter) // 64):
+        +         for _ in range(converter.rows // 64):
+                      batch = next(rows)
+
+        - HorovodRunner(np=2).run(train, rate=0.2)
+        - converter.delete()
+        + HorovodRunner(np=2).run(train, rate=0.2, converter=df.select("x", "y"))
         """,
-        """
-        import os
-        from tensorflow import keras
-        path = os.path.join(folder, "weights-{epoch}.weights.h5")
-        keras.callbacks.ModelCheckpoint(path, save_weights_only=True)
-        keras.callbacks.ModelCheckpoint(filepath=folder + '/model.keras')
-        keras.callbacks.ModelCheckpoint("model.h5")
-        model.save_weights("end.weights.h5")
-        model.load_weights("end.weights.h5")
+    "a converter for TensorFlow": """
+          TORCH
+        - from petastorm.spark import make_spark_converter
+
+        - converter = make_spark_converter(df)
+        - other = make_spark_converter(more)
+
+        - def train(data):
+        + def train(data, other):
+        +     import contextlib
+              hvd.init()
+        -     with data.make_tf_dataset(
+        -         batch_size=8, cur_shard=hvd.rank(), shard_count=hvd.size()
+        -     ) as rows, other.make_tf_dataset(8, cur_shard=hvd.rank(), num_epochs=1) as valid:
+        -         rows = rows.shuffle(9).map(lambda row: (row.x, row.y)).map(lambda r: r.x)
+        -         valid = valid.map(lambda row: (row.x, row.y))
+        -         model.fit(rows, steps_per_epoch=len(data) // 8)
+        +     with ROWS as rows, VALID as valid:
+        +         rows = rows.shuffle(9).map(lambda row: (row["x"], row["y"])).map(lambda r: r.x)
+        +         valid = valid.map(lambda row: (row["x"], row["y"]))
+        +         model.fit(rows, steps_per_epoch=data.rows // 8)
+
+        - HorovodRunner(np=-1).run(train, data=converter)
+        - HorovodRunner(np=2).run(train, data=converter)
+        + HorovodRunner(np=-1).run(train, data=df, other=more)
+        + HorovodRunner(np=2).run(train, data=df, other=more)
         """,
-    ),
-    "a warm-up without its learning rate": (
-        """
-        KERAS
-        opt = tf.keras.optimizers.Adam(lr=0.1 * hvd.size())
-        warmup = hvd.callbacks.LearningRateWarmupCallback(verbose=1)
+    "converters of one function": """
+          TORCH
+        - from petastorm.spark import make_spark_converter
+
+        - some = make_spark_converter(df)
+        - other = make_spark_converter(
+        -     more.select("x")
+        -         .limit(9)
+        - )
+
+        - def train(rate=0.1, *args, **options):
+        + def train(rate=0.1, *args, some, other, **options):
+        +     import contextlib
+              hvd.init()
+        -     with some.make_torch_dataloader(8, cur_shard=hvd.rank(), num_epochs=1) as rows:
+        +     with contextlib.nullcontext(some.to_torch(8, shuffle=True)) as rows:
+                  for batch in rows:
+        -             print(batch, len(other))
+        +             print(batch, other.rows)
+
+        - HorovodRunner(np=2).run(train, rate=0.2)
+        + HorovodRunner(np=2).run(train, rate=0.2, some=df, other=more.select("x")
+        +         .limit(9))
         """,
-        """
-        KERAS
-        opt = tf.keras.optimizers.Adam(learning_rate=0.1 * hvd.size())
-        warmup = hvd.callbacks.LearningRateWarmupCallback(initial_lr=0.1 * hvd.size(), verbose=1)
+    "comments and blocks": """
+          TORCH
+          if True:
+              # Once.
+        -     hvd.init()
+        +     pass
+
+          def train():
+              # Its estimator.
+        +     import horovod_runner.horovod_spark
+        +
+        +     horovod_runner.horovod_spark.install()
+        +
+              from horovod.spark.torch import TorchEstimator
+              hvd.init()
+              if hvd.rank() == 0:
+                  import tensorflow as tf
+                  # No session.
+        -         tf.keras.backend.set_session(tf.Session())
+
+          HorovodRunner(np=2).run(train)
         """,
-    ),
-    "init on the driver": (
-        """
-        TORCH
-        hvd.init()
-
-        def train():
-            return hvd.rank()
-
-        HorovodRunner(np=2).run(train)
-        """,
-        """
-        TORCH
-
-        def train():
-            hvd.init()
-            return hvd.rank()
-
-        HorovodRunner(np=2).run(train)
-        """,
-    ),
-    "init that is missing": (
-        """
-        from horovod_runner import HorovodRunner
-
-        def train():
-            import horovod.torch as hvd
-            print(hvd.rank())
-
-        runner = HorovodRunner(np=2)
-        runner.run(train)
-        """,
-        """
-        from horovod_runner import HorovodRunner
-
-        def train():
-            import horovod.torch as hvd
-            hvd.init()
-            print(hvd.rank())
-
-        runner = HorovodRunner(np=2)
-        runner.run(train)
-        """,
-    ),
-    "a function that is defined twice": (
-        """
-        TORCH
-
-        class Net:
-            def train(self):
-                pass
-
-        def train():
-            return 0
-
-        def train():
-            return hvd.rank()
-
-        HorovodRunner(np=2).run(train)
-        """,
-        """
-        TORCH
-
-        class Net:
-            def train(self):
-                pass
-
-        def train():
-            return 0
-
-        def train():
-            hvd.init()
-            return hvd.rank()
-
-        HorovodRunner(np=2).run(train)
-        """,
-    ),
-    "init that comes too late": (
-        """
-        import horovod.torch as hvd
-        rank = hvd.rank()
-        print(rank)
-        hvd.init()
-        """,
-        """
-        import horovod.torch as hvd
-        hvd.init()
-        rank = hvd.rank()
-        print(rank)
-        """,
-    ),
-    "broadcast of a torch model": (
-        """
-        TORCH
-        def train():
-            hvd.init()
-            net = torch.nn.Linear(1, 1)
-            opt = torch.optim.SGD(net.parameters(), lr=0.1 * hvd.size())
-            opt = hvd.DistributedOptimizer(opt)
-            return opt
-
-        HorovodRunner(np=2).run(train)
-        """,
-        """
-        TORCH
-        def train():
-            hvd.init()
-            net = torch.nn.Linear(1, 1)
-            opt = torch.optim.SGD(net.parameters(), lr=0.1 * hvd.size())
-            opt = hvd.DistributedOptimizer(opt)
-            hvd.broadcast_parameters(net.state_dict(), root_rank=0)
-            hvd.broadcast_optimizer_state(opt, root_rank=0)
-            return opt
-
-        HorovodRunner(np=2).run(train)
-        """,
-    ),
-    "broadcast of a Keras model": (
-        """
-        KERAS
-        opt = hvd.DistributedOptimizer(tf.keras.optimizers.Adam(0.1 * hvd.size()))
-        callbacks = [average]
-        model.compile(opt, "mse")
-        model.fit(x, y, callbacks=callbacks)
-        """,
-        """
-        KERAS
-        opt = hvd.DistributedOptimizer(tf.keras.optimizers.Adam(0.1 * hvd.size()))
-        callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), average]
-        model.compile(opt, "mse")
-        model.fit(x, y, callbacks=callbacks)
-        """,
-    ),
-    "broadcast without callbacks": (
-        """
-        KERAS
-        opt = hvd.DistributedOptimizer(tf.keras.optimizers.Adam(0.1 * hvd.size()))
-        model.fit(x, y)
-        """,
-        """
-        KERAS
-        opt = hvd.DistributedOptimizer(tf.keras.optimizers.Adam(0.1 * hvd.size()))
-        model.fit(x, y, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
-        """,
-    ),
-    "GPU 0": (
-        """
-        TORCH
-        hvd.init()
-        torch.cuda.set_device(0)
-        model.cuda(0).to("cuda:0").to(0)
-        device = torch.device("cuda", 0)
-        """,
-        """
-        TORCH
-        hvd.init()
-        torch.cuda.set_device(hvd.local_rank())
-        model.cuda().to("cuda").to("cuda")
-        device = torch.device("cuda")
-        """,
-    ),
-    "Lightning 1": (
-        """
-        import pytorch_lightning as pl
-        trainer = pl.Trainer(accelerator='horovod', max_epochs=2)
-        """,
-        """
-        import pytorch_lightning as pl
-        from horovod_runner.lightning import HorovodStrategy
-        trainer = pl.Trainer(strategy=HorovodStrategy(), max_epochs=2)
-        """,
-    ),
-    "a converter for torch": (
-        """
-        TORCH
-        from petastorm.spark import SparkDatasetConverter, make_spark_converter
-
-        spark.conf.set(SparkDatasetConverter.PARENT_CACHE_DIR_URL_CONF, "file:///dbfs/tmp/cache")
-        converter = make_spark_converter(df.select("x", "y"))
-        print(len(converter))
-
-        def train(rate=0.1):
-            hvd.init()
-            with converter.make_torch_dataloader(
-                batch_size=64, cur_shard=hvd.rank(), shard_count=hvd.size(), workers_count=2
-            ) as loader:
-                rows = iter(loader)
-                for _ in range(len(converter) // 64):
-                    batch = next(rows)
-
-        HorovodRunner(np=2).run(train, rate=0.2)
-        converter.delete()
-        """,
-        """
-        TORCH
-
-        print(df.select("x", "y").count())
-
-        def train(rate=0.1, *, converter):
-            import contextlib
-            import itertools
-            hvd.init()
-            with contextlib.nullcontext(ENDLESS) as loader:
-                rows = iter(loader)
-                for _ in range(converter.rows // 64):
-                    batch = next(rows)
-
-        HorovodRunner(np=2).run(train, rate=0.2, converter=df.select("x", "y"))
-        """,
-    ),
-    "a converter for TensorFlow": (
-        """
-        TORCH
-        from petastorm.spark import make_spark_converter
-
-        converter = make_spark_converter(df)
-        other = make_spark_converter(more)
-
-        def train(data):
-            hvd.init()
-            with data.make_tf_dataset(
-                batch_size=8, cur_shard=hvd.rank(), shard_count=hvd.size()
-            ) as rows, other.make_tf_dataset(8, cur_shard=hvd.rank(), num_epochs=1) as valid:
-                rows = rows.shuffle(9).map(lambda row: (row.x, row.y)).map(lambda r: r.x)
-                valid = valid.map(lambda row: (row.x, row.y))
-                model.fit(rows, steps_per_epoch=len(data) // 8)
-
-        HorovodRunner(np=-1).run(train, data=converter)
-        HorovodRunner(np=2).run(train, data=converter)
-        """,
-        """
-        TORCH
-
-
-        def train(data, other):
-            import contextlib
-            hvd.init()
-            with ROWS as rows, VALID as valid:
-                rows = rows.shuffle(9).map(lambda row: (row["x"], row["y"])).map(lambda r: r.x)
-                valid = valid.map(lambda row: (row["x"], row["y"]))
-                model.fit(rows, steps_per_epoch=data.rows // 8)
-
-        HorovodRunner(np=-1).run(train, data=df, other=more)
-        HorovodRunner(np=2).run(train, data=df, other=more)
-        """,
-    ),
-    "converters of one function": (
-        """
-        TORCH
-        from petastorm.spark import make_spark_converter
-
-        some = make_spark_converter(df)
-        other = make_spark_converter(
-            more.select("x")
-                .limit(9)
-        )
-
-        def train(rate=0.1, *args, **options):
-            hvd.init()
-            with some.make_torch_dataloader(8, cur_shard=hvd.rank(), num_epochs=1) as rows:
-                for batch in rows:
-                    print(batch, len(other))
-
-        HorovodRunner(np=2).run(train, rate=0.2)
-        """,
-        """
-        TORCH
-
-
-        def train(rate=0.1, *args, some, other, **options):
-            import contextlib
-            hvd.init()
-            with contextlib.nullcontext(some.to_torch(8, shuffle=True)) as rows:
-                for batch in rows:
-                    print(batch, other.rows)
-
-        HorovodRunner(np=2).run(train, rate=0.2, some=df, other=more.select("x")
-                .limit(9))
-        """,
-    ),
-    "comments and blocks": (
-        """
-        TORCH
-        if True:
-            # Once.
-            hvd.init()
-
-        def train():
-            # Its estimator.
-            from horovod.spark.torch import TorchEstimator
-            hvd.init()
-            if hvd.rank() == 0:
-                import tensorflow as tf
-                # No session.
-                tf.keras.backend.set_session(tf.Session())
-
-        HorovodRunner(np=2).run(train)
-        """,
-        """
-        TORCH
-        if True:
-            # Once.
-            pass
-
-        def train():
-            # Its estimator.
-            import horovod_runner.horovod_spark
-
-            horovod_runner.horovod_spark.install()
-
-            from horovod.spark.torch import TorchEstimator
-            hvd.init()
-            if hvd.rank() == 0:
-                import tensorflow as tf
-                # No session.
-
-        HorovodRunner(np=2).run(train)
-        """,
-    ),
 }
 # What it is about: the text, and words of what is said.
 TOLD = {
@@ -810,9 +587,15 @@ def code(text: str) -> str:
     return text
 
 
+def side(text: str, other: str) -> str:
+    """One side of a change, without the lines whose mark is that of the other side."""
+    lines = dedent(text).strip("\n").split("\n")
+    return code("\n".join(line[2:] for line in lines if line[:1] != other)) + "\n"
+
+
 @pytest.mark.parametrize("name", CHANGED)
 def test_old_code_is_changed_and_changed_no_more(name: str) -> None:
-    old, new = (code(text) for text in CHANGED[name])
+    old, new = (side(CHANGED[name], other) for other in "+-")
     result = rewrite(old, "train.py")
     assert result.text == new
     assert result.found

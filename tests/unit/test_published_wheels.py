@@ -15,12 +15,8 @@ import sys
 import threading
 import tomllib
 import zipfile
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -35,8 +31,9 @@ from horovod_runner.tools.commands import install
 from horovod_runner.tools.commands.wheels import Place
 from horovod_runner.tools.horovod_build import fit, libraries, release, source
 from horovod_runner.tools.horovod_build.plan import BuildPlan, python_tag
-from horovod_runner.tools.horovod_build.provenance import BuiltFor, Gpu, Provenance
+from horovod_runner.tools.horovod_build.provenance import BuiltFor, GpuLibraries, Provenance
 from horovod_runner.tools.horovod_build.toolchain import Framework, Mpi
+from tests.web import served
 
 ROOT = Path(__file__).parents[2]
 TORCH = Framework("torch", "2.13.0+cpu")
@@ -97,15 +94,11 @@ def here(*frameworks: Framework) -> fit.Wish:
     return fit.wish(frameworks or (TORCH,), None, None, gpus=False)
 
 
-def test_the_name_says_what_a_wheel_is_for(folder: Path) -> None:
+def test_name_and_record_say_what_a_wheel_is_for_and_was_built_with(folder: Path) -> None:
     record = the_record(folder)
     assert record.file.startswith(f"horovod-0.28.1+cpu.torch2.13.0.mpich.p{DIGEST}-{python_tag()}-")
     assert record.file.endswith(f"-manylinux_{record.glibc.replace('.', '_')}_{record.machine}.whl")
     assert (folder / record.file).stat().st_size == record.size
-
-
-def test_the_record_says_what_was_built_with_what(folder: Path) -> None:
-    record = the_record(folder)
     assert record.frameworks == {"torch": BuiltFor("2.13.0+cpu", None)}
     assert record.flags["HOROVOD_WITH_PYTORCH"] == record.flags["HOROVOD_WITH_MPI"] == "1"
     assert record.symbols["GLIBC"]
@@ -161,9 +154,14 @@ def test_a_wheel_for_the_systems_mpi_is_not_published(built: Path, tmp_path: Pat
         release.release(built, plan, tmp_path, runner="0.1.0")
 
 
-def test_an_index_elsewhere_leads_to_the_wheels(folder: Path) -> None:
+def test_an_index_has_sums_for_sha256sum_and_may_lie_elsewhere(
+    folder: Path, tmp_path: Path
+) -> None:
+    subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=folder, check=True)
     release.write_index(folder, "https://example.org/releases/v1")
     assert '<base href="https://example.org/releases/v1/">' in (folder / "index.html").read_text()
+    assert release.write_index(tmp_path / "of none") == []
+    assert (tmp_path / "of none" / "index.html").exists()
 
 
 def test_a_nightly_build_has_a_name_that_pip_understands() -> None:
@@ -173,21 +171,6 @@ def test_a_nightly_build_has_a_name_that_pip_understands() -> None:
     assert label == f"cpu.tensorflow2.22.0.dev20260101.torch2.4.0.abi0.p{DIGEST}"
 
 
-def test_an_index_of_no_wheels_makes_its_folder(tmp_path: Path) -> None:
-    assert release.write_index(tmp_path / "new") == []
-    assert (tmp_path / "new" / "index.html").exists()
-
-
-def test_a_record_that_is_damaged_is_named(folder: Path) -> None:
-    (folder / "x.whl.json").write_text("{")
-    with pytest.raises(InstallError, match=r"/x\.whl\.json .*record"):
-        release.write_index(folder)
-
-
-def test_sums_are_in_the_form_of_sha256sum(folder: Path) -> None:
-    subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=folder, check=True)
-
-
 def test_no_index_is_written_for_wheels_that_are_not_those_of_their_records(folder: Path) -> None:
     (wheel,) = folder.glob("*.whl")
     wheel.write_bytes(b"another")
@@ -195,6 +178,9 @@ def test_no_index_is_written_for_wheels_that_are_not_those_of_their_records(fold
         release.write_index(folder)
     (folder / f"{wheel.name}.json").unlink()
     with pytest.raises(InstallError, match=r"/wheels .*record: horovod.*\.whl$"):
+        release.write_index(folder)
+    (folder / "x.whl.json").write_text("{")
+    with pytest.raises(InstallError, match=r"/x\.whl\.json .*record"):
         release.write_index(folder)
 
 
@@ -256,7 +242,8 @@ def wheel(**changes: Any) -> Provenance:
 
 
 GPU_WHEEL = wheel(
-    frameworks={"torch": BuiltFor("2.13.0+cu130", "13.0")}, gpu=Gpu("13.0", "2.29.7", "80,90")
+    frameworks={"torch": BuiltFor("2.13.0+cu130", "13.0")},
+    gpu=GpuLibraries("13.0", "2.29.7", "80,90"),
 )
 
 
@@ -410,25 +397,27 @@ def test_a_place_that_cannot_be_read_is_an_error_that_names_the_setting() -> Non
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("old", "new", "cause"),
     [
-        ("horovod-0.28.1", "../horovod-0.28.1"),
-        ('"size"', '"x"'),
-        ('"glibc": "', '"glibc": "x'),
-        ('"gpu": null', '"gpu": {"cuda": "13.0", "nccl": "2", "architectures": "8.0"}'),
+        (b"horovod-0.28.1", b"../horovod-0.28.1", " horovod_runner "),
+        (b'"size"', b'"x"', " horovod_runner "),
+        (b'"glibc": "', b'"glibc": "x', " horovod_runner "),
+        (
+            b'"gpu": null',
+            b'"gpu": {"cuda": "13.0", "nccl": "2", "architectures": "8.0"}',
+            " horovod_runner ",
+        ),
+        (None, b"<html>Sign in</html>", " page,"),
+        (None, b'[{"file": "\xff"}]', " page,"),
+        (None, b"", " page,"),
     ],
 )
-def test_an_index_that_is_none_is_an_error(folder: Path, change: tuple[str, str]) -> None:
-    text = (folder / "wheels.json").read_text()
-    (folder / "wheels.json").write_text(text.replace(*change))
-    with pytest.raises(InstallError, match=r"/wheels\.json .* horovod_runner "):
-        take(folder, here())
-
-
-@pytest.mark.parametrize("data", [b"<html>Sign in</html>", b'[{"file": "\xff"}]', b""])
-def test_a_page_that_is_no_index_is_an_error(folder: Path, data: bytes) -> None:
-    (folder / "wheels.json").write_bytes(data)
-    with pytest.raises(InstallError, match=r"/wheels\.json .* page,"):
+def test_an_index_that_is_none_is_an_error(
+    folder: Path, old: bytes | None, new: bytes, cause: str
+) -> None:
+    index = folder / "wheels.json"
+    index.write_bytes(new if old is None else index.read_bytes().replace(old, new))
+    with pytest.raises(InstallError, match=rf"/wheels\.json .*{cause}"):
         take(folder, here())
 
 
@@ -521,21 +510,7 @@ def test_the_option_is_stronger_than_the_variable(
         install.install(shared=shared, rebuild=True)
 
 
-@contextmanager
-def served(folder: Path) -> Iterator[str]:
-    """The URL of a web server for a folder."""
-
-    class Quiet(SimpleHTTPRequestHandler):
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-
-
-def test_the_table_the_page_and_the_workflow_name_the_same_wheels() -> None:
+def test_the_table_the_page_the_workflow_and_the_package_name_the_same_wheels() -> None:
     make = [sys.executable, str(ROOT / "wheels" / "make.py"), "--list"]
     listed = subprocess.check_output(make, text=True, timeout=60).split()
     table = tomllib.loads((ROOT / "wheels" / "table.toml").read_text())
@@ -544,10 +519,6 @@ def test_the_table_the_page_and_the_workflow_name_the_same_wheels() -> None:
     assert re.findall(r"^\| `([a-z-]+)`.*yes \| yes \| yes", page, re.MULTILINE) == [*table["rows"]]
     workflow = (ROOT / ".github" / "workflows" / "wheels.yml").read_text()
     assert "wheels/make.py --list" in workflow
-
-
-def test_the_table_has_the_pythons_that_the_package_is_for() -> None:
-    table = tomllib.loads((ROOT / "wheels" / "table.toml").read_text())
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")
     assert config["options"]["python_requires"] == f">={table['pythons'][0]}"

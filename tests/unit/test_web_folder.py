@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import base64
-import threading
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from http.client import HTTPMessage
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -18,25 +15,7 @@ from horovod_runner.tools.commands import wheels
 from horovod_runner.tools.commands.wheels import Place
 from horovod_runner.tools.horovod_build import web
 from horovod_runner.tools.horovod_build.web import WebFolder, without_secrets
-
-Answer = Callable[[BaseHTTPRequestHandler], None]
-
-
-@contextmanager
-def serving(answer: Answer) -> Iterator[str]:
-    """Host and port of a web server."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            answer(self)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"127.0.0.1:{server.server_port}"
-        server.shutdown()
+from tests.web import serving
 
 
 def send(
@@ -159,18 +138,18 @@ def test_no_message_shows_a_password_or_a_signature(tmp_path: Path) -> None:
     said: list[str] = []
     with serving(answer) as host:
         for path in ("page", "refused"):
-            place = Place(f"http://me:secret@{host}/{path}?sig=secret", "--wheels")
+            place = Place(f"http://me:secret@{host}/{path}?sig=secret")
             with pytest.raises(InstallError, match=f"http://[*]{{3}}@{host}/{path}") as one:
                 wheels.published(place)
             with pytest.raises(InstallError) as other:
-                wheels.fetch(place.url, "key", tmp_path)
+                wheels.fetch(place, "key", tmp_path)
             said += [str(one.value), str(other.value)]
         wheel = tmp_path / "x.whl"
         wheel.touch()
-        wheels.publish(place.url, "key", wheel, said.append)
+        wheels.publish(place, "key", wheel, said.append)
     for url in ("http://me:secret@127.0.0.1:x/", "nonsense://me:secret@host/a?secret"):
         with pytest.raises(InstallError) as raised:
-            wheels.published(Place(url, "--wheels"))
+            wheels.published(Place(url))
         said.append(str(raised.value))
     assert len(said) == 7
     assert "secret" not in "".join(said)
@@ -192,4 +171,4 @@ def test_an_error_of_a_place_says_what_to_change(
 
     monkeypatch.setattr(WebFolder, "read", read)
     with pytest.raises(InstallError, match=f"{advice}.*, or .*--wheels"):
-        wheels.published(Place("https://host.example/wheels", "--wheels"))
+        wheels.published(Place("https://host.example/wheels"))

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Callable, Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,11 +12,14 @@ import pytest
 from horovod_runner import InstallError
 from horovod_runner.host.folders.local import LocalFolder
 from horovod_runner.tools.commands import install, wheels
+from horovod_runner.tools.commands.wheels import Place
 from horovod_runner.tools.horovod_build.plan import BuildPlan
 from horovod_runner.tools.horovod_build.toolchain import Framework
+from tests.web import served
 
 NAME = "horovod-0.28.1-cp313-cp313-linux_x86_64.whl"
 PLAN = BuildPlan((Framework("torch", "2.13.0+cpu"),))
+OTHER_PLAN = BuildPlan((Framework("torch", "2.12.0"),))
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def shared(tmp_path: Path) -> Path:
     built.mkdir()
     (built / NAME).write_bytes(b"a wheel")
     said: list[str] = []
-    wheels.publish(str(tmp_path / "shared"), PLAN.key(), built / NAME, said.append)
+    wheels.publish(Place(str(tmp_path / "shared")), PLAN.key(), built / NAME, said.append)
     assert said == [f"copied the wheel to {tmp_path / 'shared'} for other hosts"]
     return tmp_path / "shared"
 
@@ -40,20 +41,6 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-@pytest.fixture
-def server(shared: Path) -> Iterator[str]:
-    """The URL of a web server for the shared folder."""
-
-    class Quiet(SimpleHTTPRequestHandler):
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(shared))) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/"
-        server.shutdown()
-
-
 def refuse(*_: object) -> Path:
     """Build a wheel where nobody can."""
     raise InstallError("built here")
@@ -63,7 +50,9 @@ def obtain(
     shared: object, plan: BuildPlan = PLAN, build: Callable[..., Path] = refuse
 ) -> tuple[Path, list[str]]:
     said: list[str] = []
-    found = install.find_or_build_wheel(plan, shared=str(shared), say=said.append, build=build)
+    found = install.find_or_build_wheel(
+        plan, place=Place(str(shared)), say=said.append, build=build
+    )
     return found, said
 
 
@@ -76,27 +65,25 @@ def test_a_wheel_of_another_host_is_copied_into_the_cache(shared: Path, host: Pa
     assert again == [f"using the wheel built before: {wheel}"]
 
 
-def test_a_wheel_comes_from_a_web_server(server: str, host: Path) -> None:
-    wheel, said = obtain(server)
-    assert wheel.read_bytes() == b"a wheel"
-    assert "another host built" in said[0]
-
-
-def test_without_the_wheel_on_the_web_server_this_host_builds(server: str, host: Path) -> None:
-    other = BuildPlan((Framework("torch", "2.12.0"),))
-    with pytest.raises(InstallError, match=r"^built here$"):
-        obtain(server, other)
+def test_a_wheel_comes_from_a_web_server(shared: Path, host: Path) -> None:
+    with served(shared) as url:
+        wheel, said = obtain(f"{url}/")
+        assert wheel.read_bytes() == b"a wheel"
+        assert "another host built" in said[0]
+        with pytest.raises(InstallError, match=r"^built here$"):
+            obtain(url, OTHER_PLAN)
 
 
 def test_a_wheel_for_other_versions_is_not_used(shared: Path, host: Path) -> None:
-    other = BuildPlan((Framework("torch", "2.12.0"),))
     with pytest.raises(InstallError, match=r"^built here$"):
-        obtain(shared, other)
+        obtain(shared, OTHER_PLAN)
 
 
 def test_rebuild_ignores_a_wheel_of_another_host(shared: Path, host: Path) -> None:
     with pytest.raises(InstallError, match=r"^built here$"):
-        install.find_or_build_wheel(PLAN, rebuild=True, shared=str(shared), say=print, build=refuse)
+        install.find_or_build_wheel(
+            PLAN, rebuild=True, place=Place(str(shared)), say=print, build=refuse
+        )
 
 
 def test_a_damaged_wheel_is_refused_and_not_cached(shared: Path, host: Path) -> None:
@@ -105,10 +92,6 @@ def test_a_damaged_wheel_is_refused_and_not_cached(shared: Path, host: Path) -> 
     with pytest.raises(InstallError, match=r"\.whl .*SHA-256 .*Remove .*/shared/"):
         obtain(shared)
     assert not list(host.rglob("*.whl"))
-
-
-def test_a_missing_wheel_is_an_error(shared: Path, host: Path) -> None:
-    (stored,) = shared.rglob(NAME)
     stored.unlink()
     with pytest.raises(InstallError, match=r"\.whl .*\(FileNotFoundError"):
         obtain(shared)
@@ -145,7 +128,7 @@ def test_a_shared_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> N
     wheel.touch()
     (tmp_path / "file").touch()
     said: list[str] = []
-    wheels.publish(str(tmp_path / "file"), PLAN.key(), wheel, said.append)
+    wheels.publish(Place(str(tmp_path / "file")), PLAN.key(), wheel, said.append)
     assert said[0].startswith(
         f"the wheel was not copied to {tmp_path / 'file'}: NotADirectoryError"
     )
@@ -166,7 +149,7 @@ def test_the_pointer_is_written_after_the_wheel(
     wheel.touch()
     monkeypatch.setattr(LocalFolder, "move_in", move_in)
     said: list[str] = []
-    wheels.publish(str(tmp_path / "shared"), PLAN.key(), wheel, said.append)
+    wheels.publish(Place(str(tmp_path / "shared")), PLAN.key(), wheel, said.append)
     assert said[0].startswith("the wheel was not copied")
     assert [path for path in (tmp_path / "shared").rglob("*") if path.is_file()] == []
 

@@ -10,47 +10,57 @@ from pathlib import Path
 
 from horovod_runner.results import saved_run
 from horovod_runner.results.run import Run
-from horovod_runner.tools.verify.check import Case, Reading, equal
+from horovod_runner.tools.verify.check import Needs, Reading, VerifyCase, check, equal
+
+_here = check("howto/gpu.md", 60, Needs(frameworks=()))
 
 
-def passing(case: Case) -> Iterator[Reading]:
+@_here
+def passing(case: VerifyCase) -> Iterator[Reading]:
     print("not shown")
     yield equal("quick", case.quick, True)
     yield equal("GPUs", os.environ.get("CUDA_VISIBLE_DEVICES"), "0,1")
 
 
-def recording(case: Case) -> Iterator[Reading]:
+@_here
+def recording(case: VerifyCase) -> Iterator[Reading]:
     """Leave the record of a run, as a run does."""
     kept = saved_run.keep(Run("checks", 1))
     yield equal("kept", kept is not None, True)
 
 
-def wrong(case: Case) -> Iterator[Reading]:
+@_here
+def wrong(case: VerifyCase) -> Iterator[Reading]:
     print("shown")
     yield equal("two", 1 + 1, 3)
     yield equal("one", 1, 1)
 
 
-def raising(case: Case) -> Iterator[Reading]:
+@_here
+def raising(case: VerifyCase) -> Iterator[Reading]:
     yield equal("one", 1, 1)
     raise ArithmeticError("a failure on purpose")
 
 
-def killed(case: Case) -> Iterator[Reading]:
+@_here
+def killed(case: VerifyCase) -> Iterator[Reading]:
     yield equal("one", 1, 1)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def leaving(case: Case) -> Iterator[Reading]:
+@_here
+def leaving(case: VerifyCase) -> Iterator[Reading]:
     os._exit(7)
     yield equal("one", 1, 1)
 
 
-def silent(case: Case) -> Iterator[Reading]:
+@_here
+def silent(case: VerifyCase) -> Iterator[Reading]:
     yield from ()
 
 
-def hanging(case: Case) -> Iterator[Reading]:
+@_here
+def hanging(case: VerifyCase) -> Iterator[Reading]:
     """Hang, until an interrupt comes, as a run in the main thread does."""
     yield equal("one", 1, 1)
     sign = Path(os.environ["HANGS"])
@@ -61,7 +71,8 @@ def hanging(case: Case) -> Iterator[Reading]:
         sign.write_text("interrupted")
 
 
-def stubborn(case: Case) -> Iterator[Reading]:
+@_here
+def stubborn(case: VerifyCase) -> Iterator[Reading]:
     """Hang, and have a child that hangs; both ignore interrupts."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     yield equal("one", 1, 1)

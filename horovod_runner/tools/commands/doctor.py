@@ -1,10 +1,11 @@
 """`horovod-runner doctor`: checks the environment, and says how to fix what does not work.
 
-Each check examines one thing and returns a Finding; the report lists the findings.
+Each check examines one thing and returns a DoctorFinding; the report lists the findings.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -13,8 +14,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from uuid import uuid4
 
 from horovod_runner import __version__
@@ -36,8 +38,37 @@ Status = Literal["ok", "absent", "wrong"]
 _NAME_WIDTH = 26
 
 
+def add(commands: Any) -> None:
+    """Add the command to a parser's commands."""
+    doctor = commands.add_parser(
+        "doctor",
+        help="check the environment, and say how to fix what does not work",
+        description="Check everything that a run needs, and reduce a number over two ranks. The "
+        "last lines say how to fix each problem; the exit status is 1 if there is one.",
+    )
+    doctor.add_argument(
+        "--master", metavar="URL", help="also count the slots of this Spark master, and run there"
+    )
+    doctor.add_argument(
+        "--path",
+        metavar="URL",
+        help="try this folder or URL instead, as checkpoint_dir and shared_dir: write, list, read, "
+        "rename, delete; how fast, and what will not work there. With --master on an executor, too",
+    )
+    doctor.add_argument("--json", action="store_true", help="print JSON")
+    doctor.set_defaults(command=_doctor)
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    if options.path is not None:
+        findings, verdict = examine_folder(options.path, options.master), "Runs can use it."
+    else:
+        findings, verdict = examine(options.master), "Everything works."
+    return report(findings, as_json=options.json, say=print, verdict=verdict)
+
+
 @dataclass(frozen=True)
-class Finding:
+class DoctorFinding:
     """One line of the report.
 
     Attributes:
@@ -53,20 +84,20 @@ class Finding:
     advice: str = ""
 
 
-def examine(master: str | None = None) -> Iterator[Finding]:
+def examine(master: str | None = None) -> Iterator[DoctorFinding]:
     """Check everything, and yield one finding after the other.
 
     Args:
         master: also count the slots of this Spark master, and run the hello job on it.
     """
-    yield Finding("horovod_runner", "ok", __version__)
-    yield Finding("system", "ok", platform.platform())
-    yield Finding("Python", "ok", f"{sys.version.split()[0]} at {sys.executable}")
-    yield Finding("cores", "ok", str(control_groups.available_cores()))
+    yield DoctorFinding("horovod_runner", "ok", __version__)
+    yield DoctorFinding("system", "ok", platform.platform())
+    yield DoctorFinding("Python", "ok", f"{sys.version.split()[0]} at {sys.executable}")
+    yield DoctorFinding("cores", "ok", str(control_groups.available_cores()))
     spark = toolchain.distribution_version("pyspark")
     yield _java(needed=spark is not None)
-    yield _package("pyspark", spark)
-    yield _package("pyarrow", toolchain.distribution_version("pyarrow"))
+    yield _found("pyspark", spark)
+    yield _found("pyarrow", toolchain.distribution_version("pyarrow"))
     has_horovod = toolchain.distribution_version("horovod") is not None
     frameworks = [
         found
@@ -74,20 +105,20 @@ def examine(master: str | None = None) -> Iterator[Finding]:
         if (found := toolchain.find_framework(name, with_horovod=has_horovod))
     ]
     yield from _frameworks(frameworks)
-    yield _package("keras", toolchain.distribution_version("keras"))
+    yield _found("keras", toolchain.distribution_version("keras"))
     yield from _gpus(frameworks)
     working = [framework for framework in frameworks if not framework.error]
     if not has_horovod:
-        yield Finding("Horovod", "wrong", "not installed", "run: horovod-runner install")
+        yield DoctorFinding("Horovod", "wrong", "not installed", "run: horovod-runner install")
         return
     for framework in working:
         if framework.horovod is not None:
             yield from _horovod(framework, framework.horovod)
     if master is not None:
-        yield from _spark(master, working)
+        yield from _with_session(master, partial(_slots, master, working))
 
 
-def examine_folder(url: str, master: str | None = None) -> Iterator[Finding]:
+def examine_folder(url: str, master: str | None = None) -> Iterator[DoctorFinding]:
     """Try a folder that checkpoints or datasets are to go to.
 
     Args:
@@ -100,17 +131,24 @@ def examine_folder(url: str, master: str | None = None) -> Iterator[Finding]:
         yield _finding(check)
     if master is None or not works:
         return
+    yield from _with_session(master, lambda spark: examine_folder_on_executor(url, spark))
+
+
+def _with_session(
+    master: str, examined: Callable[[SparkSession], Iterator[DoctorFinding]]
+) -> Iterator[DoctorFinding]:
     try:
         spark = open_session(master, "horovod-runner doctor")
         try:
-            yield from examine_folder_on_executor(url, spark)
+            yield from examined(spark)
         finally:
             spark.stop()
     except HorovodRunnerError as error:
-        yield Finding("Spark", "wrong", str(error), "install pyspark, or correct the master's URL")
+        remedy = "install pyspark, or correct the master's URL"
+        yield DoctorFinding("Spark", "wrong", str(error), remedy)
 
 
-def examine_folder_on_executor(url: str, spark: SparkSession) -> Iterator[Finding]:
+def examine_folder_on_executor(url: str, spark: SparkSession) -> Iterator[DoctorFinding]:
     """Try a folder as a rank: executors may have other rights and credentials than the driver.
 
     Raises:
@@ -130,7 +168,7 @@ def examine_folder_on_executor(url: str, spark: SparkSession) -> Iterator[Findin
             folder.remove(probe)
     if checks is None:
         detail = "executors do not see it: ranks send their checkpoints to the driver"
-        yield Finding("shared folder", "absent", detail)
+        yield DoctorFinding("shared folder", "absent", detail)
         return
     for check in checks:
         yield _finding(check._replace(name=f"executor: {check.name}"))
@@ -141,22 +179,21 @@ def _as_rank(url: str, probe: str) -> list[Trial] | None:
     return None if open_folder(url).size(probe) is None else list(try_folder(url))
 
 
-def _finding(check: Trial) -> Finding:
+def _finding(check: Trial) -> DoctorFinding:
     status: Status = "ok" if check.works else "wrong" if check.remedy else "absent"
-    return Finding(check.name, status, check.detail, check.remedy)
+    return DoctorFinding(check.name, status, check.detail, check.remedy)
 
 
-def _package(name: str, version: str | None) -> Finding:
-    return Finding(name, "ok" if version else "absent", version or "not installed")
+def _found(name: str, detail: str | None, without: str = "not installed") -> DoctorFinding:
+    """Something that may be absent: ``detail`` is None then."""
+    return DoctorFinding(name, "ok" if detail else "absent", detail or without)
 
 
-def _java(*, needed: bool) -> Finding:
+def _java(*, needed: bool) -> DoctorFinding:
     java = toolchain.find_java()
-    if java is not None:
-        return Finding("Java", "ok", f"{java.version} at {java.path}")
-    if not needed:
-        return Finding("Java", "absent", "not found")
-    return Finding(
+    if java is not None or not needed:
+        return _found("Java", f"{java.version} at {java.path}" if java else None, "not found")
+    return DoctorFinding(
         "Java",
         "wrong",
         "not found, and Spark needs it",
@@ -165,55 +202,52 @@ def _java(*, needed: bool) -> Finding:
     )
 
 
-def _frameworks(frameworks: list[toolchain.Framework]) -> Iterator[Finding]:
+def _frameworks(frameworks: list[toolchain.Framework]) -> Iterator[DoctorFinding]:
     for name in toolchain.FRAMEWORKS:
         framework = next((f for f in frameworks if f.name == name), None)
         if framework is None:
-            yield Finding(name, "absent", "not installed")
+            yield DoctorFinding(name, "absent", "not installed")
         elif framework.error:
-            yield Finding(
+            yield DoctorFinding(
                 name,
                 "wrong",
                 f"{framework.version} cannot be imported: {framework.error}",
                 f"reinstall it: pip install --force-reinstall {name}",
             )
         else:
-            kind = f"CUDA {framework.cuda}" if framework.cuda else "CPU build"
-            yield Finding(name, "ok", f"{framework.version} ({kind})")
+            yield DoctorFinding(name, "ok", f"{framework.version} ({framework.kind})")
     if not frameworks:
-        yield Finding(
+        yield DoctorFinding(
             "frameworks", "wrong", "neither torch nor TensorFlow", "pip install torch or tensorflow"
         )
 
 
-def _gpus(frameworks: list[toolchain.Framework]) -> Iterator[Finding]:
+def _gpus(frameworks: list[toolchain.Framework]) -> Iterator[DoctorFinding]:
     devices = gpus.list_gpus()
-    yield Finding(
-        "GPUs", "ok" if devices else "absent", str(len(devices)) if devices else "none found"
-    )
+    yield _found("GPUs", str(len(devices)) if devices else None, "none found")
     for index, description in devices:
-        yield Finding(f"GPU {index}", "ok", description)
+        yield DoctorFinding(f"GPU {index}", "ok", description)
     if devices and frameworks and not any(framework.cuda for framework in frameworks):
-        yield Finding(
+        yield DoctorFinding(
             "CUDA",
             "wrong",
             "this machine has GPUs and no framework here is a CUDA build",
             "install a CUDA build of torch or TensorFlow, then: horovod-runner install",
         )
     nccl, mpi, mpich = toolchain.find_nccl(), toolchain.find_system_mpi(), toolchain.find_mpich()
-    yield Finding("NCCL", "ok" if nccl else "absent", nccl.version if nccl else "not found")
-    yield Finding("mpich", "ok" if mpich else "absent", mpich.version if mpich else "not installed")
-    yield Finding("MPI", "ok" if mpi else "absent", mpi.version if mpi else "not found")
+    yield _found("NCCL", nccl.version if nccl else None, "not found")
+    yield _found("mpich", mpich.version if mpich else None)
+    yield _found("MPI", mpi.version if mpi else None, "not found")
     yield _slurm()
 
 
-def _slurm() -> Finding:
+def _slurm() -> DoctorFinding:
     srun = toolchain.find_tool("srun")
     job = os.environ.get("SLURM_JOB_ID")
     if srun is None and job is None:
-        return Finding("Slurm", "absent", "not found")
+        return DoctorFinding("Slurm", "absent", "not found")
     if srun is None:
-        return Finding(
+        return DoctorFinding(
             "Slurm",
             "wrong",
             f"this is job {job}, and srun is not on PATH",
@@ -221,26 +255,28 @@ def _slurm() -> Finding:
         )
     tasks = os.environ.get("SLURM_NTASKS", "?")
     where = f"job {job} with {tasks} task(s)" if job else "in no allocation"
-    return Finding("Slurm", "ok", f"{srun.version} at {srun.path}, {where}")
+    return DoctorFinding("Slurm", "ok", f"{srun.version} at {srun.path}, {where}")
 
 
-def _horovod(framework: toolchain.Framework, horovod: toolchain.Horovod) -> Iterator[Finding]:
+def _horovod(framework: toolchain.Framework, horovod: toolchain.Horovod) -> Iterator[DoctorFinding]:
     """Check Horovod's library for a framework, then reduce with it over two ranks."""
     name = f"Horovod for {framework.name}"
     if horovod.error:
         flag = f"--frameworks {framework.name} --rebuild"
-        yield Finding(name, "wrong", horovod.error, f"run: horovod-runner install {flag}")
+        yield DoctorFinding(name, "wrong", horovod.error, f"run: horovod-runner install {flag}")
         return
     mpich = software.installed().get("mpich")
     descriptions = {"mpi": f"mpi (MPICH {mpich})" if mpich else "mpi (the system's)"}
     planes = ", ".join(descriptions.get(plane, plane) for plane in horovod.built)
-    yield Finding(name, "ok", f"{horovod.version}, built with {planes}{_built_against(framework)}")
+    yield DoctorFinding(
+        name, "ok", f"{horovod.version}, built with {planes}{_built_against(framework)}"
+    )
     has_nccl = "nccl" in horovod.built
     if gpus.list_gpus() and framework.cuda and not has_nccl:
         # Its code for tensors on a GPU throws where Horovod was compiled without CUDA.
         then = {"torch": "a collective of tensors on a GPU aborts the rank"}
         result = then.get(framework.name, "reductions go over the CPU")
-        yield Finding(
+        yield DoctorFinding(
             f"NCCL in {name}",
             "wrong",
             f"this machine has GPUs and Horovod was built without NCCL: {result}",
@@ -264,14 +300,18 @@ def _built_against(framework: toolchain.Framework) -> str:
     return "" if built in ("", framework.version) else f" against {framework.name} {built}"
 
 
-def _say_hello(name: str, framework: str, np: int, spark: SparkSession | None = None) -> Finding:
+def _say_hello(
+    name: str, framework: str, np: int, spark: SparkSession | None = None
+) -> DoctorFinding:
     from horovod_runner.tools.commands.hello import expected_total, hello
 
     try:
         greetings = hello(framework, np, spark)
     except Exception as error:
         detail = str(error.__cause__ or error) or type(error).__name__
-        return Finding(name, "wrong", detail, "--json prints the whole error, with its traceback")
+        return DoctorFinding(
+            name, "wrong", detail, "--json prints the whole error, with its traceback"
+        )
     total = expected_total(greetings)
     wrong = [g.rank for g in greetings if g.total != total]
     seen = "; ".join(
@@ -279,33 +319,27 @@ def _say_hello(name: str, framework: str, np: int, spark: SparkSession | None = 
         for g in greetings
     )
     if wrong:
-        return Finding(
+        return DoctorFinding(
             name, "wrong", f"ranks {wrong} did not reduce to {total}: {seen}", "rebuild Horovod"
         )
-    return Finding(name, "ok", f"reduced to {total}: {seen}")
+    return DoctorFinding(name, "ok", f"reduced to {total}: {seen}")
 
 
-def _spark(master: str, frameworks: list[toolchain.Framework]) -> Iterator[Finding]:
+def _slots(
+    master: str, frameworks: list[toolchain.Framework], spark: SparkSession
+) -> Iterator[DoctorFinding]:
     from horovod_runner.launchers.spark import SparkLauncher
 
+    launcher = SparkLauncher(spark, None, _say_nothing, threading.Event())
     try:
-        spark = open_session(master, "horovod-runner doctor")
+        slots = launcher.slots(0)
     except HorovodRunnerError as error:
-        yield Finding("Spark", "wrong", str(error), "install pyspark, or correct the master's URL")
+        yield DoctorFinding("slots", "wrong", str(error), "see above")
         return
-    try:
-        launcher = SparkLauncher(spark, None, _say_nothing, threading.Event())
-        try:
-            slots = launcher.slots(0)
-        except HorovodRunnerError as error:
-            yield Finding("slots", "wrong", str(error), "see above")
-            return
-        yield Finding("slots", "ok", f"{slots} on {master}")
-        for framework in frameworks[:1]:
-            np = min(2, slots)
-            yield _say_hello(f"{np} rank(s) on Spark", framework.name, np, spark)
-    finally:
-        spark.stop()
+    yield DoctorFinding("slots", "ok", f"{slots} on {master}")
+    for framework in frameworks[:1]:
+        np = min(2, slots)
+        yield _say_hello(f"{np} rank(s) on Spark", framework.name, np, spark)
 
 
 def _say_nothing(_text: str) -> None:
@@ -313,7 +347,7 @@ def _say_nothing(_text: str) -> None:
 
 
 def report(
-    findings: Iterable[Finding],
+    findings: Iterable[DoctorFinding],
     *,
     as_json: bool,
     say: Callable[[str], None],

@@ -10,6 +10,7 @@ only: after an upgrade of PyTorch, for example, it would install a wheel that lo
 
 from __future__ import annotations
 
+import argparse
 import fcntl
 import hashlib
 import os
@@ -20,7 +21,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from horovod_runner.errors import InstallError
 from horovod_runner.host.gpus import visible_gpus
@@ -38,6 +39,59 @@ from horovod_runner.tools.horovod_build.toolchain import Framework
 
 if TYPE_CHECKING:
     from horovod_runner.tools.commands.hello import Greeting
+
+
+def add(commands: Any) -> None:
+    """Add the command to a parser's commands."""
+    install = commands.add_parser(
+        "install",
+        help="build and install Horovod for the frameworks of this environment",
+        description="Install Horovod for the torch and TensorFlow of this Python environment, and "
+        "check that two ranks reduce with it. A published wheel that fits is taken from --wheels "
+        "or $HOROVOD_RUNNER_WHEELS, after a check of its SHA-256. Otherwise Horovod is built; the "
+        "wheel is kept, and used again where all versions are the same.",
+    )
+    install.add_argument(
+        "--frameworks",
+        type=lambda text: [name.strip() for name in text.split(",")],
+        metavar="NAMES",
+        help="torch, tensorflow, or both separated by a comma (default: all installed)",
+    )
+    plane = install.add_mutually_exclusive_group()
+    plane.add_argument(
+        "--gpu",
+        action="store_true",
+        default=None,
+        help="NCCL on GPUs (default: where a framework is a CUDA build and nvcc and NCCL are here)",
+    )
+    plane.add_argument(
+        "--cpu", action="store_false", dest="gpu", default=None, help="no GPU support"
+    )
+    install.add_argument(
+        "--mpi",
+        nargs="?",
+        choices=("mpich", "system", "none"),
+        const="system",
+        help="build MPI support beside Gloo: with the mpich package, the system's MPI (the mpicxx "
+        "on PATH; --mpi without a value), or none (default: the mpich package, if it is "
+        "installed)",
+    )
+    install.add_argument("--rebuild", action="store_true", help="do not use an existing wheel")
+    install.add_argument(
+        "--wheels",
+        metavar="DIR_OR_URL",
+        help="a folder or URL (https://, s3://, ...) of published wheels, or one that hosts share: "
+        "a wheel that one of them built for the same versions is installed from there, and a wheel "
+        "that is built here is copied there for the others (default: $HOROVOD_RUNNER_WHEELS, for "
+        "published wheels alone)",
+    )
+    install.set_defaults(command=_command)
+
+
+def _command(options: argparse.Namespace) -> int:
+    chosen = {"gpu": options.gpu, "mpi": options.mpi, "rebuild": options.rebuild}
+    install(options.frameworks, **chosen, shared=options.wheels)
+    return 0
 
 
 def install(
@@ -75,7 +129,8 @@ def install(
     else:
         plan = plan_for(supported, gpu, mpi)
         say(plan.describe())
-        pip_install(find_or_build_wheel(plan, rebuild=rebuild, shared=shared, say=say), say)
+        wheel = find_or_build_wheel(plan, rebuild=rebuild, place=place if shared else None, say=say)
+        pip_install(wheel, say)
     prove(supported, say)
 
 
@@ -109,7 +164,7 @@ def pip_install(wheel: Path, say: Callable[[str], None], sha256: str | None = No
 
 def _place(shared: str | None) -> Place | None:
     if shared:
-        return Place(shared, "--wheels")
+        return Place(shared)
     url = os.environ.get(wheels.VARIABLE)
     return Place(url, wheels.VARIABLE) if url else None
 
@@ -161,7 +216,7 @@ def find_or_build_wheel(
     plan: BuildPlan,
     *,
     rebuild: bool = False,
-    shared: str | None = None,
+    place: Place | None = None,
     say: Callable[[str], None],
     build: Callable[[BuildPlan, Path, Callable[[str], None]], Path] = build_wheel,
 ) -> Path:
@@ -170,8 +225,7 @@ def find_or_build_wheel(
     Args:
         plan: what the wheel is for.
         rebuild: build even if a wheel exists.
-        shared: a path or URL with wheels that other hosts built, see
-            :mod:`horovod_runner.tools.commands.wheels`. A wheel that is built here is copied to
+        place: a folder with wheels that other hosts built. A wheel that is built here is copied to
             it. None means no shared folder.
         say: called with each line of progress.
         build: builds a wheel, given the plan, the folder for it, and ``say``.
@@ -196,16 +250,15 @@ def find_or_build_wheel(
         if cached and not rebuild:
             say(f"using the wheel built before: {cached[0]}")
             return cached[0]
-        if shared and not rebuild:
+        if place and not rebuild:
             with wheels.room_in(shelf) as room:
-                copy = wheels.fetch(shared, plan.key(), room)
+                copy = wheels.fetch(place, plan.key(), room)
                 if copy:
-                    there = wheels.shown(shared, plan.key())
-                    say(f"using the wheel that another host built: {there}")
+                    say(f"using the wheel that another host built: {place.shown(plan.key())}")
                     return copy.replace(shelf / copy.name)
         wheel = build(plan, shelf, say)
-        if shared:
-            wheels.publish(shared, plan.key(), wheel, say)
+        if place:
+            wheels.publish(place, plan.key(), wheel, say)
         return wheel
 
 

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import argparse
 import difflib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from horovod_runner.tools.migrate.source import MigrateError, Notebook, Source, open_source
+from horovod_runner.common.text import count_text
+from horovod_runner.tools.migrate.source import MigrateError, Notebook, SourceFile, open_source
 
 
-def migrate(paths: Sequence[str], *, write: bool, say: Callable[[str], None]) -> None:
-    """Show the changes of files, and what has to be changed by hand.
+def add(commands: Any) -> None:
+    """Add the command to a parser's commands."""
+    migrate = commands.add_parser(
+        "migrate",
+        help="change code that was written for sparkdl, horovod.spark, Keras 2 and others",
+        description="Show what has changed since a script or notebook was written, as a diff and "
+        "with a reason for each change, and what has to be changed by hand. Nothing is run. Needs "
+        "libcst: pip install 'horovod_runner[migrate]'.",
+    )
+    migrate.add_argument("files", nargs="+", metavar="FILE", help="a .py file or .ipynb notebook")
+    migrate.add_argument("--write", action="store_true", help="write the changes to the files")
+    migrate.set_defaults(command=_migrate)
 
-    Args:
-        paths: ``.py`` files and ``.ipynb`` notebooks.
-        write: whether to write the changes to the files.
-        say: called with each line to show.
 
-    Raises:
-        MigrateError: libcst is not installed, or a file cannot be read or written, or is not
-            Python 3.
-    """
+def _migrate(options: argparse.Namespace) -> int:
     try:
         from horovod_runner.tools.migrate.rewrite import rewrite
     except ModuleNotFoundError as error:
@@ -29,28 +35,29 @@ def migrate(paths: Sequence[str], *, write: bool, say: Callable[[str], None]) ->
         raise MigrateError(
             "migrate requires libcst, which is not installed: pip install 'horovod_runner[migrate]'"
         ) from error
-    for path in paths:
+    for path in options.files:
         source = open_source(Path(path))
         result = rewrite(source.text, path)
         for line in _diff(source, result.text):
-            say(line)
+            print(line)
         for number in source.skipped if isinstance(source, Notebook) else ():
-            say(f"{path}, cell {number}: skipped, because it is not Python 3")
+            print(f"{path}, cell {number}: skipped, because it is not Python 3")
         changes = [found for found in result.found if found.new_line is None]
         left = [found for found in result.found if found.new_line is not None]
         for found in changes:
-            say(f"{path}, {source.place(found.line, source.text)}: changed. {found.why}.")
+            print(f"{path}, {source.place(found.line, source.text)}: changed. {found.why}.")
         for found in left:
             at = source.place(found.line, source.text)
-            if write and found.new_line is not None:
+            if options.write and found.new_line is not None:
                 at = source.place(found.new_line, result.text)
-            say(f"{path}, {at}: by hand. {found.why}.")
-        if write and changes:
+            print(f"{path}, {at}: by hand. {found.why}.")
+        if options.write and changes:
             source.write(result.text)
-        say(_summary(path, len(changes), len(left), written=write))
+        print(_summary(path, len(changes), len(left), written=options.write))
+    return 0
 
 
-def _diff(source: Source, text: str) -> Iterator[str]:
+def _diff(source: SourceFile, text: str) -> Iterator[str]:
     before, after = source.parts(source.text), source.parts(text)
     for (name, old), (_, new) in zip(before, after, strict=True):
         lines = difflib.unified_diff(
@@ -65,11 +72,7 @@ def _summary(path: str, changes: int, left: int, *, written: bool) -> str:
     parts = []
     if changes:
         shown = f"shown; --write writes {'it' if changes == 1 else 'them'}"
-        parts.append(f"{_count(changes, 'change')} {'written' if written else shown}")
+        parts.append(f"{count_text(changes, 'change')} {'written' if written else shown}")
     if left:
-        parts.append(f"{_count(left, 'place')} to change by hand")
+        parts.append(f"{count_text(left, 'place')} to change by hand")
     return f"{path}: {', '.join(parts)}."
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

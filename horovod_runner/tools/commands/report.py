@@ -2,31 +2,53 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from horovod_runner.common.text import align_columns
 from horovod_runner.results import registry, run_log, saved_run
 
 
-def report(run: str | None, output: str | None) -> int:
-    """Write the page of a run, and print where it is.
+def add(commands: Any) -> None:
+    """Add the command to a parser's commands."""
+    report = commands.add_parser(
+        "report",
+        help="write a page about a run: where its time went, metrics, hosts, logs, failures",
+        description="Write one HTML file about a run of this user on this machine: its verdict, "
+        "metrics, the time of its ranks, hosts, flame graphs, failures, checkpoints and logs. The "
+        "file loads nothing from elsewhere. Only its owner can read it, because it shows what the "
+        "run printed. A run that still goes on is shown as it is now.",
+    )
+    report.add_argument(
+        "run",
+        nargs="?",
+        metavar="RUN",
+        help="its id as ps or --list shows it, the start of the id, or the path of a record "
+        "(default: the latest run)",
+    )
+    report.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="the file to write (default: the run's id and .html, in the current folder)",
+    )
+    report.add_argument(
+        "--list", action="store_true", help="list the runs that have a record, the latest first"
+    )
+    report.set_defaults(command=_report)
 
-    Args:
-        run: its id or the start of it, or the path of a record; None: the latest run.
-        output: the file to write; None: the run's id and ".html", in the current folder.
 
-    Returns:
-        The exit status: 1 if the file cannot be written.
-
-    Raises:
-        HorovodRunnerError: there is no such run, or several begin so.
-    """
-    found = run_log.load(_record(run))
+def _report(options: argparse.Namespace) -> int:
+    if options.list:
+        print(_listing())
+        return 0
+    found = run_log.load(_record(options.run))
     try:
-        path = found.report(output)
+        path = found.report(options.output)
     except OSError as error:
         print(
             f"horovod-runner: the page of run {found.run_id} cannot be written: {error}. Name a "
@@ -59,7 +81,7 @@ def _record(run: str | None) -> Path:
     return saved_run.find(run)
 
 
-def listing() -> str:
+def _listing() -> str:
     """The runs that have a record as a table, the latest first."""
     rows = [["run", "main", "np", "where", "status", "began", "duration"]]
     for recorded, each in saved_run.summaries():

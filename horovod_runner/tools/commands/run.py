@@ -5,13 +5,11 @@ from __future__ import annotations
 import argparse
 import ast
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module, util
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from horovod_runner.common.options import StartedBy, grouped
@@ -19,16 +17,68 @@ from horovod_runner.errors import CancelledError, GpuError, RankFailedError
 from horovod_runner.launchers.sessions import open_session
 from horovod_runner.run.runner import HorovodRunner
 from horovod_runner.tools.commands import run_options
+from horovod_runner.tools.commands.signals import sigterm_raises
 from horovod_runner.worker.script import Imported, Script
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-INTERRUPTED, TERMINATED = 130, 143  # a shell's convention: 128 plus the number of the signal
+TERMINATED = 143  # a shell's convention: 128 plus the number of the signal
 
 
 class UsageError(Exception):
     """The command line names something that does not exist, or contradicts itself."""
+
+
+def add(commands: Any) -> None:
+    """Add the command to a parser's commands."""
+    run_command = commands.add_parser(
+        "run",
+        help="run a script, or a function, as ranks",
+        usage="%(prog)s [options] TARGET [-- ARGUMENT...]",
+        description="Run a Python file, or a function of a file or module, on every rank. "
+        "Arguments after the -- are in its sys.argv. A function is called without arguments; its "
+        "return value on rank 0 is printed. The exit status is 0, the exit code of the first rank "
+        "that failed, or 128 plus the number of the signal that killed it; 130 after Ctrl-C, 143 "
+        "after SIGTERM or `horovod-runner stop`.",
+        epilog="With --np above 0, ranks start in the Slurm allocation that this command runs in, "
+        "or otherwise on Spark; below 0, as processes on this machine.",
+    )
+    run_command.add_argument(
+        "target",
+        metavar="TARGET",
+        help="train.py (as with python), train.py:main or package.module:main",
+    )
+    run_command.add_argument(
+        "--np",
+        type=run_options.ranks_or_range,
+        metavar="N",
+        help="number of ranks: above 0 on Spark or Slurm, below 0 on this machine (default: all "
+        "tasks of the Slurm allocation, or -1 outside one). LEAST:MOST for a run that goes on with "
+        "the ranks that are there: --np 2:8, --np=-2:-8",
+    )
+    run_command.add_argument(
+        "--master", metavar="URL", help="the Spark master, or a Spark Connect server (sc://...)"
+    )
+    run_command.add_argument(
+        "--conf",
+        action="append",
+        default=[],
+        type=run_options.pair,
+        metavar="NAME=VALUE",
+        help="a Spark setting, with --master; may be repeated",
+    )
+    run_command.add_argument("--function", metavar="NAME", help="call this function of the file")
+    run_options.add(run_command)
+    run_command.set_defaults(command=_command)
+
+
+def _command(options: argparse.Namespace) -> int:
+    try:
+        return run(options, options.arguments)
+    except (UsageError, ValueError) as error:
+        print(f"horovod-runner run: {error}", file=sys.stderr)
+        return 2
 
 
 def find_main(target: str, function: str | None) -> Callable[[], Any]:
@@ -129,7 +179,7 @@ def run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
         ship = [import_module(name) for name in options.ship_modules]
     except ImportError as error:
         raise UsageError(f"--ship-modules: {error}") from error
-    with _session(options, script) as spark, _terminable():
+    with _session(options, script) as spark, sigterm_raises(Terminated()):
         given = {"np": np, "spark": spark, "launcher": started_by, "ship_modules": ship}
         runner = HorovodRunner(**grouped({**run_options.chosen(options), **given}))
         return _run(runner, main)
@@ -199,17 +249,3 @@ def _session(options: argparse.Namespace, script: str) -> Iterator[SparkSession 
 
 class Terminated(KeyboardInterrupt):
     """SIGTERM: from `kill`, or from a batch system that reclaims its machine."""
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """Let SIGTERM end the ranks as Ctrl-C does."""
-
-    def terminate(_number: int, _frame: FrameType | None) -> None:
-        raise Terminated
-
-    before = signal.signal(signal.SIGTERM, terminate)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -6,6 +6,7 @@ write its log, which is read when it has changed. A driver that does not answer 
 
 from __future__ import annotations
 
+import argparse
 import os
 import select
 import signal
@@ -13,9 +14,11 @@ import sys
 import termios
 import time
 import tty
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import psutil
@@ -27,6 +30,7 @@ from horovod_runner.results import registry, saved_run
 from horovod_runner.results.live import Live, live
 from horovod_runner.results.registry import Entry, ListedRun
 from horovod_runner.results.run_log import LogReader
+from horovod_runner.tools.commands.signals import sigterm_raises
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -52,6 +56,27 @@ class Seen(msgspec.Struct):
     problem: str
     live: Live | None
     entry: Entry | None
+
+
+@dataclass
+class _AskedDriver:
+    """A driver that is asked, and its answers.
+
+    Attributes:
+        asked: when it was asked last.
+        since: when the first question without an answer was asked; None if there is none.
+        before: what its log was like then.
+        log: its log, as far as it was read.
+        view: what its run was doing when it wrote the log last.
+        unreadable: why its log cannot be read; empty if it can be.
+    """
+
+    asked: float = 0.0
+    since: float | None = None
+    before: object = None
+    log: LogReader | None = None
+    view: Live | None = None
+    unreadable: str = ""
 
 
 class Watch:
@@ -84,12 +109,9 @@ class Watch:
         self._only = None if run is None else registry.find_one(find(), run).run_id
         self._listed: list[ListedRun] = []
         self._list_at = 0.0
-        self._asked: dict[str, float] = {}
-        self._before: dict[str, object] = {}  # what the log was like when its driver was asked
-        self._since: dict[str, float] = {}  # when the first question without an answer was asked
-        self._logs: dict[str, LogReader] = {}
-        self._views: dict[str, Live] = {}
-        self._unreadable: dict[str, str] = {}
+        self._drivers: defaultdict[str, _AskedDriver] = defaultdict(
+            _AskedDriver
+        )  # by the runs' ids
 
     def ask(self) -> None:
         """Ask all drivers what their runs are doing now."""
@@ -97,13 +119,14 @@ class Watch:
             self._list()
         now = self._clock()
         for run_id in [listed.run_id for listed in self._listed if listed.alive]:
-            if run_id in self._since and now - self._asked[run_id] < _AGAIN_SECONDS:
+            driver = self._drivers[run_id]
+            if driver.since is not None and now - driver.asked < _AGAIN_SECONDS:
                 continue
             before = registry.version(saved_run.path_of(run_id))
             if registry.ask_to_write(run_id):
-                self._asked[run_id] = now
-                if run_id not in self._since:
-                    self._since[run_id], self._before[run_id] = now, before
+                driver.asked = now
+                if driver.since is None:
+                    driver.since, driver.before = now, before
             else:  # the run begins or ends at this moment
                 self._list_at = 0.0
 
@@ -113,28 +136,27 @@ class Watch:
         now = time.monotonic()
         self._list_at = now + _LIST_SHARE * (now - began)
         alive = {listed.run_id for listed in self._listed if listed.alive}
-        for run_id in self._since.keys() - alive:
-            del self._since[run_id]
+        for run_id in self._drivers.keys() - alive:
+            self._drivers[run_id].since = None
 
     def read(self) -> bool:
         """Read the logs that were written; returns whether all drivers have answered."""
-        for run_id in list(self._since):
+        waiting = [each for each in self._drivers.items() if each[1].since is not None]
+        for run_id, driver in waiting:
             path = saved_run.path_of(run_id)
-            if registry.version(path) in (None, self._before.get(run_id)):
+            if registry.version(path) in (None, driver.before):
                 continue
-            del self._since[run_id]
-            self._before.pop(run_id, None)
+            driver.since = None
             try:
-                log = self._logs.get(run_id)
-                if log is None:
-                    log = self._logs[run_id] = LogReader(path)
+                if driver.log is None:
+                    driver.log = LogReader(path)
                 else:
-                    log.read()
+                    driver.log.read()
             except HorovodRunnerError as error:
-                self._unreadable[run_id] = str(error)
+                driver.unreadable = str(error)
             else:
-                self._views[run_id] = live(log.run)
-        return not self._since
+                driver.view = live(driver.log.run)
+        return all(driver.since is None for _, driver in waiting)
 
     def once(self) -> list[Seen]:
         """Ask all drivers once, wait for their answers for some seconds, and return the runs."""
@@ -162,7 +184,7 @@ class Watch:
     def seen(self) -> list[Seen]:
         """The runs, oldest first; those whose drivers do not answer come last."""
         runs = [
-            Seen(run.run_id, self._problem(run), self._views.get(run.run_id), run.entry)
+            Seen(run.run_id, self._problem(run), self._drivers[run.run_id].view, run.entry)
             for run in self._listed
         ]
         return sorted(runs, key=lambda seen: bool(seen.problem))
@@ -178,18 +200,17 @@ class Watch:
         driver = f"its driver (process {entry.pid})"
         if run.alive is False:
             return f"{driver} is gone, and {left}"
-        if run.run_id in self._unreadable:
-            text = self._unreadable[run.run_id]
-            return f"{driver} has another version of horovod_runner: {text}"
-        silence = self._silence(run.run_id, entry.pid)
+        asked = self._drivers[run.run_id]
+        if asked.unreadable:
+            return f"{driver} has another version of horovod_runner: {asked.unreadable}"
+        silence = self._silence(asked, entry.pid)
         return silence and f"{driver} {silence}"
 
-    def _silence(self, run_id: str, pid: int) -> str:
+    def _silence(self, asked: _AskedDriver, pid: int) -> str:
         """Why a driver that runs does not answer; empty if it does, or was just asked."""
-        since = self._since.get(run_id)
-        if since is None:
-            return "" if run_id in self._views else "does not listen: its run begins or ends now"
-        waited = self._clock() - since
+        if asked.since is None:
+            return "" if asked.view else "does not listen: its run begins or ends now"
+        waited = self._clock() - asked.since
         return _why_silent(pid, waited) if waited >= self._quiet_seconds else ""
 
 
@@ -203,26 +224,40 @@ def _why_silent(pid: int, seconds: float) -> str:
     )
 
 
-def top(run: str | None, *, once: bool = False, as_json: bool = False) -> int:
-    """Show runs until the user quits; returns the exit status of the command.
+def add(commands: Any) -> None:
+    """Add the command to a parser's commands."""
+    top = commands.add_parser(
+        "top",
+        help="show runs while they go on",
+        description="Show the runs of this machine and refresh every second: how far they are, "
+        "where the time of their ranks goes, memory, the last lines. A q or Ctrl-C quits. Needs "
+        "rich: pip install 'horovod_runner[top]'.",
+    )
+    top.add_argument(
+        "run",
+        nargs="?",
+        metavar="RUN",
+        help="show this run in detail: its id as ps shows it, or the start of the id",
+    )
+    top.add_argument(
+        "--once",
+        action="store_true",
+        help="print once and exit, as where stdout is not a terminal",
+    )
+    top.add_argument("--json", action="store_true", help="print JSON once; needs no rich")
+    top.set_defaults(command=_top)
 
-    Args:
-        run: the id of a run to show in detail, or the start of it; None: all runs.
-        once: print once and return, as where stdout is not a terminal.
-        as_json: print JSON once.
 
-    Raises:
-        HorovodRunnerError: no run has such an id, or several have; or rich is not installed.
-    """
-    watch = Watch(run)
-    if as_json:
+def _top(options: argparse.Namespace) -> int:
+    watch = Watch(options.run)
+    if options.json:
         print(msgspec.json.format(msgspec.json.encode(watch.once())).decode())
         return 0
-    draw = _drawing(detailed=run is not None)
+    draw = _drawing(detailed=options.run is not None)
     from rich.console import Console
 
     console = Console(highlight=False)
-    if once or not console.is_terminal:
+    if options.once or not console.is_terminal:
         console.print(draw(watch.once(), None))
         return 0
     with suppress(KeyboardInterrupt):
@@ -251,7 +286,7 @@ def _show(
     from rich.live import Live as Screen
 
     with (
-        _ended_in_order(),
+        sigterm_raises(SystemExit(128 + signal.SIGTERM)),  # restores the terminal
         _keyboard() as pressed,
         Screen(console=console, screen=True, auto_refresh=False) as screen,
     ):
@@ -300,17 +335,3 @@ def _keyboard() -> Iterator[Callable[[float], str]]:
 def _no_keys(seconds: float) -> str:
     time.sleep(seconds)
     return ""
-
-
-@contextmanager
-def _ended_in_order() -> Iterator[None]:
-    """Make SIGTERM an exception, so that the terminal is restored."""
-
-    def end(number: int, _: object) -> None:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

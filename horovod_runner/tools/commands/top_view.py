@@ -122,12 +122,12 @@ class Detail(_View):
                 room = self.height
                 if room is not None:
                     room -= _height(head, console, options)
-                yield from _body(seen.live, room)
+                yield from _body(seen.live, room, wide=options.max_width >= _WIDE)
         if not self.runs:
             yield Text("the run has ended")
 
 
-def _body(live: Live, room: int | None) -> Iterator[RenderableType]:
+def _body(live: Live, room: int | None, *, wide: bool) -> Iterator[RenderableType]:
     """The ranks and the last lines, in some lines of a terminal; two thirds are for the ranks."""
     ranks, others, lines = live.ranks, live.others, live.lines
     if room is not None:
@@ -136,7 +136,8 @@ def _body(live: Live, room: int | None) -> Iterator[RenderableType]:
         ranks = ranks[: max(1, room - min(len(lines), room // 3))]
         lines = lines[-max(1, room - len(ranks)) :]
     if ranks:
-        yield from (Text(), _Ranks(ranks, others, left_out=len(live.ranks) - len(ranks)))
+        yield Text()
+        yield from _ranks(ranks, others, len(live.ranks) - len(ranks), wide=wide)
     if lines:
         yield Text()
         yield from (Text(line, no_wrap=True, overflow="ellipsis") for line in lines)
@@ -212,35 +213,29 @@ def _last_line(seen: Seen) -> Iterator[Text]:
         yield Text(seen.live.lines[-1], "dim", no_wrap=True, overflow="ellipsis")
 
 
-class _Ranks:
+def _ranks(
+    ranks: Sequence[LiveRank], others: Others | None, left_out: int, *, wide: bool
+) -> Iterator[Table | Text]:
     """The table of ranks; it has more columns where there is room."""
-
-    def __init__(self, ranks: Sequence[LiveRank], others: Others | None, left_out: int) -> None:
-        self._ranks = ranks
-        self._others = others
-        self._left_out = left_out
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table | Text]:
-        wide = options.max_width >= _WIDE
-        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-        table.add_column("rank", justify="right")
-        table.add_column("host", no_wrap=True, overflow="ellipsis", max_width=30 if wide else 10)
-        if wide:
-            table.add_column("process", justify="right")
-        table.add_column("steps/s", justify="right")
-        table.add_column("where its time goes" if wide else "its time")
-        for name in ("compute", "data", "ranks", "reduce", "calls") if wide else ("data", "ranks"):
-            table.add_column(name, justify="right")
-        table.add_column("CPU", justify="right")
-        table.add_column("memory", justify="right", no_wrap=True)
-        table.add_column("cores", justify="right", no_wrap=True)
-        for rank in self._ranks:
-            table.add_row(*_rank_row(rank, wide=wide))
-        if self._others is not None:
-            table.add_row(*_others_row(self._others, wide=wide), style="dim")
-        yield table
-        if self._left_out:
-            yield Text(f"and {self._left_out} more, for which there is no room", "dim")
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    table.add_column("rank", justify="right")
+    table.add_column("host", no_wrap=True, overflow="ellipsis", max_width=30 if wide else 10)
+    if wide:
+        table.add_column("process", justify="right")
+    table.add_column("steps/s", justify="right")
+    table.add_column("where its time goes" if wide else "its time")
+    for name in ("compute", "data", "ranks", "reduce", "calls") if wide else ("data", "ranks"):
+        table.add_column(name, justify="right")
+    table.add_column("CPU", justify="right")
+    table.add_column("memory", justify="right", no_wrap=True)
+    table.add_column("cores", justify="right", no_wrap=True)
+    for rank in ranks:
+        table.add_row(*_rank_row(rank, wide=wide))
+    if others is not None:
+        table.add_row(*_others_row(others, wide=wide), style="dim")
+    yield table
+    if left_out:
+        yield Text(f"and {left_out} more, for which there is no room", "dim")
 
 
 def _rank_row(rank: LiveRank, *, wide: bool) -> Iterator[RenderableType]:

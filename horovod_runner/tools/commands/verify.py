@@ -14,8 +14,8 @@ from horovod_runner.errors import HorovodRunnerError
 from horovod_runner.tools.horovod_build import toolchain
 
 if TYPE_CHECKING:
-    from horovod_runner.tools.verify.check import Check
-    from horovod_runner.tools.verify.report import Report
+    from horovod_runner.tools.verify.check import VerifyCheck
+    from horovod_runner.tools.verify.report import VerifyReport
 
 
 def add(commands: Any) -> None:
@@ -55,10 +55,10 @@ def add(commands: Any) -> None:
     )
     verify.add_argument("--list", action="store_true", help="list the checks, and run none")
     verify.add_argument("--json", action="store_true", help="print JSON")
-    verify.set_defaults(command=_verify)
+    verify.set_defaults(command=_command)
 
 
-def _verify(options: argparse.Namespace) -> int:
+def _command(options: argparse.Namespace) -> int:
     from horovod_runner.tools.verify import registry
 
     checks = [registry.find(name) for name in options.only] if options.only else registry.CHECKS
@@ -75,7 +75,12 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def verify(
-    checks: Sequence[Check], *, gpus: int | None, output: str | None, quick: bool, as_json: bool
+    checks: Sequence[VerifyCheck],
+    *,
+    gpus: int | None,
+    output: str | None,
+    quick: bool,
+    as_json: bool,
 ) -> int:
     """Run checks, and show their results as they come.
 
@@ -101,14 +106,14 @@ def verify(
     named = [check.needs.frameworks or toolchain.FRAMEWORKS for check in checks]
     found = machine.look(used, sorted({name for names in named for name in names}))
     variables = machine.environment(used, visible)
-    results: list[session.Result] = []
+    results: list[session.CheckResult] = []
     width = shutil.get_terminal_size().columns
 
     def say(text: str) -> None:
         if not as_json:
             print(text, flush=True)
 
-    def begin(check: Check) -> None:
+    def begin(check: VerifyCheck) -> None:
         if not as_json and sys.stdout.isatty():  # the result's line is longer, and goes over it
             print(f"running  {check.name} ...", end="\r", flush=True)
 
@@ -119,7 +124,7 @@ def verify(
             say("\n".join(report.lines(result, width)))
     finally:  # also after Ctrl-C: minutes of results are worth a file
         seconds = time.monotonic() - start
-        whole = report.Report(found, tuple(results), began, seconds, quick)
+        whole = report.VerifyReport(found, tuple(results), began, seconds, quick)
         written = output is None or _write(whole, Path(output))
     if as_json:
         print(report.as_json(whole))
@@ -129,7 +134,7 @@ def verify(
     return int(whole.failed or not written)
 
 
-def _write(whole: Report, path: Path) -> bool:
+def _write(whole: VerifyReport, path: Path) -> bool:
     """Write the page; returns whether that was possible."""
     from horovod_runner.tools.verify import report
 

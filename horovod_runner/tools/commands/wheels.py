@@ -25,13 +25,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
 from horovod_runner.common.files import file_sha256
 from horovod_runner.errors import InstallError
-from horovod_runner.host.folders.folder import local_path
+from horovod_runner.host.folders.folder import Folder, local_path
 from horovod_runner.host.folders.local import LocalFolder
 from horovod_runner.host.folders.remote import RemoteFolder
 from horovod_runner.tools.horovod_build.provenance import Provenance
@@ -56,18 +56,22 @@ class Place:
     """
 
     url: str
-    setting: str
+    setting: str = "--wheels"
 
-    def shown(self, name: str = "") -> str:
-        """The place, or a file in it, as messages show it."""
-        return shown(self.url, name)
+    def shown(self, inside: str = "") -> str:
+        """The place, or what is in it, without passwords and signatures."""
+        url = self.url
+        if "://" in url:
+            url = without_secrets(url.partition("?")[0])
+        return "/".join([url.rstrip("/"), inside]) if inside else url
 
-
-def shown(url: str, inside: str = "") -> str:
-    """A path or URL, or what is in it, without passwords and signatures."""
-    if "://" in url:
-        url = without_secrets(url.partition("?")[0])
-    return "/".join([url.rstrip("/"), inside]) if inside else url
+    def open(self, inside: str = "") -> Folder | WebFolder:
+        """The folder, or one in it."""
+        if self.url.lower().startswith(("http://", "https://")):
+            return WebFolder(self.url, inside)
+        url = "/".join([self.url.rstrip("/"), *filter(None, [inside])])
+        path = local_path(url)
+        return RemoteFolder(url) if path is None else LocalFolder(path)
 
 
 def published(place: Place) -> list[Provenance] | None:
@@ -77,7 +81,7 @@ def published(place: Place) -> list[Provenance] | None:
         InstallError: the place cannot be read, or its index is not one.
     """
     try:
-        data = _open(place.url).read(INDEX)
+        data = place.open().read(INDEX)
     except FileNotFoundError:
         return None
     except Exception as error:  # every kind of storage raises different ones
@@ -110,7 +114,7 @@ def download(place: Place, wheel: Provenance, folder: Path) -> Path:
     with room_in(folder) as room:
         part = room / wheel.file
         try:
-            _open(place.url).copy_out(wheel.file, part)
+            place.open().copy_out(wheel.file, part)
         except Exception as error:
             if isinstance(error, OSError) and error.errno in _FULL:
                 raise unwritable(folder, error) from error
@@ -165,11 +169,11 @@ def _unreadable(place: Place, error: Exception, file: str = "") -> InstallError:
     )
 
 
-def fetch(wheels: str, key: str, folder: Path) -> Path | None:
+def fetch(place: Place, key: str, folder: Path) -> Path | None:
     """Copy the wheel of a build plan into a local folder and check its digest.
 
     Args:
-        wheels: the shared folder: a path, or a URL that fsspec reads (https://, s3://, ...).
+        place: the shared folder.
         key: the plan's key, see :meth:`horovod_runner.tools.horovod_build.plan.BuildPlan.key`.
         folder: the local folder.
 
@@ -180,23 +184,23 @@ def fetch(wheels: str, key: str, folder: Path) -> Path | None:
         InstallError: the shared folder cannot be read, or the wheel does not match its digest.
     """
     try:
-        pointer = _open(wheels, key).read(_POINTER).decode()
+        pointer = place.open(key).read(_POINTER).decode()
     except FileNotFoundError:
         return None
     except Exception as error:
-        raise _unreadable(Place(wheels, "--wheels"), error) from error
+        raise _unreadable(place, error) from error
     match = re.fullmatch(r"([0-9a-f]{64})  ([\w.+-]+\.whl)\n?", pointer)
     if match is None:
         raise InstallError(
-            f"{shown(wheels, f'{key}/{_POINTER}')} does not name a wheel: {pointer[:100]!r}. "
+            f"{place.shown(f'{key}/{_POINTER}')} does not name a wheel: {pointer[:100]!r}. "
             "Remove the folder that it is in. The next install with --wheels writes it again."
         )
     digest, name = match.groups()
     copy = folder / name
-    there = shown(wheels, f"{key}/{digest}/{name}")
-    remedy = f"Remove {shown(wheels, key)}. The next install with --wheels writes it again."
+    there = place.shown(f"{key}/{digest}/{name}")
+    remedy = f"Remove {place.shown(key)}. The next install with --wheels writes it again."
     try:
-        _open(wheels, f"{key}/{digest}").copy_out(name, copy)
+        place.open(f"{key}/{digest}").copy_out(name, copy)
     except Exception as error:
         what = without_secrets(f"{type(error).__name__}: {error}")
         raise InstallError(f"{there} could not be copied ({what}). {remedy}") from error
@@ -209,11 +213,11 @@ def fetch(wheels: str, key: str, folder: Path) -> Path | None:
     return copy
 
 
-def publish(wheels: str, key: str, wheel: Path, say: Callable[[str], None]) -> None:
+def publish(place: Place, key: str, wheel: Path, say: Callable[[str], None]) -> None:
     """Copy a wheel into the shared folder. If that fails, report it and return.
 
     Args:
-        wheels: see :func:`fetch`.
+        place: see :func:`fetch`.
         key: see :func:`fetch`.
         wheel: the wheel to copy.
         say: called with the line that reports the result.
@@ -222,36 +226,15 @@ def publish(wheels: str, key: str, wheel: Path, say: Callable[[str], None]) -> N
     part = wheel.with_name(f".{digest}.part")
     try:
         shutil.copyfile(wheel, part)
-        _make(f"{wheels}/{key}/{digest}")
-        _open(wheels, f"{key}/{digest}").move_in(part, wheel.name)
-        _open(wheels, key).write(_POINTER, f"{digest}  {wheel.name}\n".encode())
+        folder = local_path(place.url)
+        if folder is not None:
+            Path(folder, key, digest).mkdir(parents=True, exist_ok=True)
+        place.open(f"{key}/{digest}").move_in(part, wheel.name)
+        place.open(key).write(_POINTER, f"{digest}  {wheel.name}\n".encode())
     except Exception as error:  # every kind of storage raises different ones
         what = without_secrets(f"{type(error).__name__}: {error}")
-        say(f"the wheel was not copied to {shown(wheels)}: {what}")
+        say(f"the wheel was not copied to {place.shown()}: {what}")
     else:
-        say(f"copied the wheel to {shown(wheels)} for other hosts")
+        say(f"copied the wheel to {place.shown()} for other hosts")
     finally:
         part.unlink(missing_ok=True)
-
-
-class _Store(Protocol):
-    """The methods of :class:`~horovod_runner.host.folders.folder.Folder` that are used here."""
-
-    def read(self, name: str) -> bytes: ...
-    def write(self, name: str, data: bytes) -> None: ...
-    def move_in(self, part: Path, name: str) -> None: ...
-    def copy_out(self, name: str, path: Path) -> None: ...
-
-
-def _open(wheels: str, inside: str = "") -> _Store:
-    if wheels.lower().startswith(("http://", "https://")):
-        return WebFolder(wheels, inside)
-    url = "/".join([wheels.rstrip("/"), *filter(None, [inside])])
-    path = local_path(url)
-    return RemoteFolder(url) if path is None else LocalFolder(path)
-
-
-def _make(url: str) -> None:
-    path = local_path(url)
-    if path is not None:
-        path.mkdir(parents=True, exist_ok=True)

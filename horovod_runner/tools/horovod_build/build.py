@@ -21,7 +21,7 @@ _DISK_NEEDED = 2 << 30  # bytes; the unpacked source and the object files of bot
 _MEMORY_PER_COMPILER = 2 << 30  # bytes; one translation unit with torch's headers
 
 
-class _Tools(Protocol):
+class _BuildTools(Protocol):
     """What a build asks of a machine; the module `toolchain` answers for this one."""
 
     def find_compiler(self) -> toolchain.Tool | None: ...
@@ -81,7 +81,7 @@ def compile_wheel(plan: BuildPlan, root: Path, shelf: Path, say: Callable[[str],
     return partial.replace(shelf / wheel.name)
 
 
-def check_prerequisites(folder: Path, tools: _Tools = toolchain) -> None:
+def check_prerequisites(folder: Path, tools: _BuildTools = toolchain) -> None:
     """Check for the compiler, the tools, the headers and the disk space that a build needs.
 
     Args:

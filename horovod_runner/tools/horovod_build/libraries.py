@@ -39,7 +39,7 @@ _EXPECTED = re.compile(
 
 
 @dataclass(frozen=True)
-class Needs:
+class LibraryNeeds:
     """What shared libraries need of the machine that loads them.
 
     Attributes:
@@ -55,7 +55,7 @@ class Needs:
     compiler: str
 
 
-def needs(libraries: Iterable[Path]) -> Needs:
+def needs(libraries: Iterable[Path]) -> LibraryNeeds:
     """Read what shared libraries need, with binutils' readelf.
 
     Raises:
@@ -64,7 +64,7 @@ def needs(libraries: Iterable[Path]) -> Needs:
     return parse("".join(_readelf(library) for library in libraries))
 
 
-def parse(text: str) -> Needs:
+def parse(text: str) -> LibraryNeeds:
     """See :func:`needs`, from what readelf has printed about all libraries."""
     newest: dict[str, str] = {}
     for kind, version in re.findall(r"\b(GLIBC|GLIBCXX|CXXABI)_(\d+(?:\.\d+)+)", text):
@@ -83,7 +83,7 @@ def parse(text: str) -> Needs:
         if kind in newest:
             levels.append(_level(kind, newest[kind], known))
     compilers = sorted(set(re.findall(r"(GCC: .+|clang version .+)", text)))
-    return Needs(
+    return LibraryNeeds(
         glibc=max(levels, key=numbers),
         symbols=dict(sorted(newest.items())),
         libraries=tuple(needed),

@@ -19,7 +19,7 @@ from horovod_runner.tools.horovod_build import source, toolchain
 MpiChoice = Literal["mpich", "system", "none"]
 
 
-class _Tools(Protocol):
+class _PlanTools(Protocol):
     """What a plan asks of a machine; the module `toolchain` answers for this one."""
 
     def find_framework(self, name: str) -> toolchain.Framework | None: ...
@@ -81,7 +81,7 @@ def make_plan(
     frameworks: Sequence[str] | None = None,
     gpu: bool | None = None,
     mpi: MpiChoice | None = None,
-    tools: _Tools = toolchain,
+    tools: _PlanTools = toolchain,
 ) -> BuildPlan:
     """Plan a build for what this environment and this machine have.
 
@@ -104,7 +104,7 @@ def plan_for(
     supported: tuple[toolchain.Framework, ...],
     gpu: bool | None,
     mpi: MpiChoice | None,
-    tools: _Tools = toolchain,
+    tools: _PlanTools = toolchain,
 ) -> BuildPlan:
     """Plan a build for frameworks that were found, see :func:`make_plan`."""
     chosen_mpi = _find_mpi(mpi, tools)
@@ -127,7 +127,7 @@ def plan_for(
 
 
 def find_frameworks(
-    names: Sequence[str] | None, tools: _Tools = toolchain
+    names: Sequence[str] | None, tools: _PlanTools = toolchain
 ) -> tuple[toolchain.Framework, ...]:
     """Import the frameworks of these names, or all that are installed.
 
@@ -159,7 +159,7 @@ def find_frameworks(
     return installed
 
 
-def _find_mpi(wanted: MpiChoice | None, tools: _Tools) -> toolchain.Mpi | None:
+def _find_mpi(wanted: MpiChoice | None, tools: _PlanTools) -> toolchain.Mpi | None:
     if wanted == "none":
         return None
     mpi = tools.find_system_mpi() if wanted == "system" else tools.find_mpich()

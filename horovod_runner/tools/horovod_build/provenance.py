@@ -33,7 +33,7 @@ class BuiltFor(msgspec.Struct, frozen=True):
         return self.version.partition("+")[0]
 
 
-class Gpu(msgspec.Struct, frozen=True):
+class GpuLibraries(msgspec.Struct, frozen=True):
     """The GPU libraries of a wheel.
 
     Attributes:
@@ -98,7 +98,7 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True):
     symbols: dict[str, str]
     libraries: tuple[str, ...]
     frameworks: dict[str, BuiltFor]
-    gpu: Gpu | None
+    gpu: GpuLibraries | None
     mpich: str | None
     processor_flags: str
     flags: dict[str, str]

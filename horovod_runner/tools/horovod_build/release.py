@@ -30,12 +30,12 @@ from horovod_runner.common.files import file_sha256
 from horovod_runner.errors import InstallError
 from horovod_runner.tools.horovod_build import source, toolchain
 from horovod_runner.tools.horovod_build.build import build_flags
-from horovod_runner.tools.horovod_build.libraries import Needs, needs
+from horovod_runner.tools.horovod_build.libraries import LibraryNeeds, needs
 from horovod_runner.tools.horovod_build.patching import read_patches
 from horovod_runner.tools.horovod_build.plan import BuildPlan, arch_flags, python_tag
 from horovod_runner.tools.horovod_build.provenance import (
     BuiltFor,
-    Gpu,
+    GpuLibraries,
     Provenance,
     decode_provenance,
 )
@@ -93,7 +93,7 @@ def label(plan: BuildPlan) -> str:
     return ".".join([*parts, f"p{source.digest()}"])
 
 
-def platform_tag(found: Needs) -> str:
+def platform_tag(found: LibraryNeeds) -> str:
     """The tag by which pip knows which C libraries a wheel loads with (PEP 600)."""
     return f"manylinux_{found.glibc.replace('.', '_')}_{platform.machine()}"
 
@@ -199,12 +199,12 @@ def _add(archive: zipfile.ZipFile, name: str, data: bytes, mode: int) -> None:
 
 
 def _record(
-    wheel: Path, plan: BuildPlan, found: Needs, runner: str, container: str | None
+    wheel: Path, plan: BuildPlan, found: LibraryNeeds, runner: str, container: str | None
 ) -> Provenance:
     gpu = None
     if plan.gpu and plan.nccl and plan.cuda_home:
         cuda = toolchain.cuda_version(plan.cuda_home)
-        gpu = Gpu(cuda, plan.nccl.version, plan.gpu_architectures)
+        gpu = GpuLibraries(cuda, plan.nccl.version, plan.gpu_architectures)
     cmake = toolchain.find_cmake()
     return Provenance(
         file=wheel.name,

@@ -94,6 +94,11 @@ class Framework:
     horovod: Horovod | None = None
     cxx11_abi: bool | None = None
 
+    @property
+    def kind(self) -> str:
+        """What it was built for, as text: "CUDA 13.0" or "CPU build"."""
+        return f"CUDA {self.cuda}" if self.cuda else "CPU build"
+
 
 def distribution_version(name: str) -> str | None:
     """The installed version of a distribution; None if it is not installed."""

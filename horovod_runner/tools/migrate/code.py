@@ -25,7 +25,7 @@ Unit: TypeAlias = cst.FunctionDef | cst.Module
 
 
 @dataclass(frozen=True)
-class Finding:
+class OldCode:
     """A place in old code.
 
     Attributes:

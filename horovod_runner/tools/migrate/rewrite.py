@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import libcst as cst
 
-from horovod_runner.tools.migrate.code import Code, Finding
+from horovod_runner.tools.migrate.code import Code, OldCode
 from horovod_runner.tools.migrate.rules import RULES
 from horovod_runner.tools.migrate.source import MigrateError
 from horovod_runner.tools.migrate.tree import Changes
@@ -29,7 +29,7 @@ class Found(NamedTuple):
     why: str
 
 
-class Result(NamedTuple):
+class Rewritten(NamedTuple):
     """What became of a text.
 
     Attributes:
@@ -41,7 +41,7 @@ class Result(NamedTuple):
     found: list[Found]
 
 
-def rewrite(text: str, name: str) -> Result:
+def rewrite(text: str, name: str) -> Rewritten:
     """Apply all rules to a text.
 
     Args:
@@ -66,10 +66,10 @@ def rewrite(text: str, name: str) -> Result:
         findings = _findings(code)
     told = [finding for finding in findings if not finding.changes]
     left = {Found(code.line(f.node), code.new_line(f.node), f.why) for f in told}
-    return Result(code.text, sorted(changed | left, key=lambda found: (found.line, found.why)))
+    return Rewritten(code.text, sorted(changed | left, key=lambda found: (found.line, found.why)))
 
 
-def _findings(code: Code) -> list[Finding]:
+def _findings(code: Code) -> list[OldCode]:
     return [finding for rule in RULES for finding in rule(code)]
 
 

@@ -28,7 +28,7 @@ class MigrateError(HorovodRunnerError):
     """A file cannot be read or written, or is not Python 3."""
 
 
-class Source:
+class SourceFile:
     """A Python file.
 
     Args:
@@ -62,7 +62,7 @@ class Source:
         _write(self.path, text.replace("\n", self._newline))
 
 
-class Notebook(Source):
+class Notebook(SourceFile):
     """A Jupyter notebook, also one that Databricks has exported.
 
     Args:
@@ -148,7 +148,7 @@ class Notebook(Source):
         _write(self.path, json.dumps(self._notebook, indent=indent, ensure_ascii=False) + end)
 
 
-def open_source(path: Path) -> Source:
+def open_source(path: Path) -> SourceFile:
     """Return the source of a ``.py`` or ``.ipynb`` file.
 
     Raises:
@@ -157,7 +157,7 @@ def open_source(path: Path) -> Source:
     if path.suffix == ".ipynb":
         return Notebook(path)
     if path.suffix == ".py":
-        return Source(path)
+        return SourceFile(path)
     raise MigrateError(f"{path} is neither a .py file nor a .ipynb notebook")
 
 

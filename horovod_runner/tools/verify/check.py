@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from horovod_runner.common.options import grouped
-from horovod_runner.tools.verify.machine import PACKAGES, Machine
+from horovod_runner.tools.verify.machine import PACKAGES, ThisMachine
 
 if TYPE_CHECKING:
     from horovod_runner.run.runner import HorovodRunner
@@ -33,7 +33,7 @@ class Reading(msgspec.Struct, frozen=True, tag="reading"):
     ok: bool | None = None
 
 
-class Case(msgspec.Struct, frozen=True):
+class VerifyCase(msgspec.Struct, frozen=True):
     """What a check is run with.
 
     Attributes:
@@ -42,7 +42,7 @@ class Case(msgspec.Struct, frozen=True):
         folder: an empty folder for files.
     """
 
-    machine: Machine
+    machine: ThisMachine
     quick: bool
     folder: str
 
@@ -73,7 +73,7 @@ class Case(msgspec.Struct, frozen=True):
         return HorovodRunner(np=-np, progress=False, **grouped(options))
 
 
-decode_case: Final = msgspec.json.Decoder(Case).decode
+decode_case: Final = msgspec.json.Decoder(VerifyCase).decode
 
 
 @dataclass(frozen=True)
@@ -94,27 +94,40 @@ class Needs:
 
 
 @dataclass(frozen=True)
-class Check:
+class VerifyCheck:
     """A claim, and what shows whether it is true.
 
     Attributes:
-        name: as in ``--only``.
-        claim: what has to be true.
         page: where the docs say so: a page, and a heading in it.
         limit: seconds after which it is ended, and has failed.
         function: yields the readings. It runs in a process of its own, and may start ranks.
         needs: what it needs; otherwise it is skipped.
     """
 
-    name: str
-    claim: str
     page: str
     limit: float
-    function: Callable[[Case], Iterable[Reading]]
-    needs: Needs = Needs()
+    function: Callable[[VerifyCase], Iterable[Reading]]
+    needs: Needs
+
+    @property
+    def name(self) -> str:
+        """The name, as in ``--only``: that of the function, with dashes."""
+        return self.function.__name__.replace("_", "-")
+
+    @property
+    def claim(self) -> str:
+        """What has to be true: the function's docstring; empty with python -OO."""
+        return " ".join((self.function.__doc__ or "").split())
 
 
-def missing(needs: Needs, machine: Machine) -> str:
+def check(
+    page: str, limit: float, needs: Needs = Needs()
+) -> Callable[[Callable[[VerifyCase], Iterable[Reading]]], VerifyCheck]:
+    """Make a check of a function, which has its name and claim; see :class:`VerifyCheck`."""
+    return lambda function: VerifyCheck(page, limit, function, needs)
+
+
+def missing(needs: Needs, machine: ThisMachine) -> str:
     """Why a check cannot run on a machine; empty if it can."""
     for name in needs.frameworks:
         reason = _missing_framework(name, needs, machine)
@@ -131,7 +144,7 @@ def missing(needs: Needs, machine: Machine) -> str:
     return ""
 
 
-def _missing_framework(name: str, needs: Needs, machine: Machine) -> str:
+def _missing_framework(name: str, needs: Needs, machine: ThisMachine) -> str:
     installed = next((f for f in machine.frameworks if f.name == name), None)
     if installed is None:
         return f"{name} is not installed"
@@ -172,7 +185,7 @@ def speed(name: str, ratio: float, least: float, seen: str, *, judge: bool) -> R
         ratio: to the peer's speed: above 1 is faster.
         least: what it has to be.
         seen: the two figures in words.
-        judge: whether it counts; see :meth:`Case.judges_speed`.
+        judge: whether it counts; see :meth:`VerifyCase.judges_speed`.
     """
     expected = f"at least {least:g}"
     if not judge:

@@ -1,6 +1,6 @@
 """The process of one check: calls its function, and writes each reading as it comes.
 
-    python -m horovod_runner.tools.verify.child MODULE FUNCTION CASE READINGS
+    python -m horovod_runner.tools.verify.child MODULE CHECK CASE READINGS
 
 A check that crashes or hangs takes only this process with it.
 """
@@ -36,12 +36,12 @@ class Trouble(msgspec.Struct, frozen=True, tag="trouble"):
 _decode_line: Final = msgspec.json.Decoder[Reading | Trouble](Reading | Trouble).decode
 
 
-def main(module: str, function: str, case: Path, readings: Path) -> int:
+def main(module: str, name: str, case: Path, readings: Path) -> int:
     """Run a check.
 
     Args:
-        module: of the check's function.
-        function: its name.
+        module: that has the check.
+        name: of the check there.
         case: a file with a Case.
         readings: the file to write, one JSON object a line.
 
@@ -54,7 +54,7 @@ def main(module: str, function: str, case: Path, readings: Path) -> int:
     given = decode_case(case.read_bytes())
     with readings.open("wb", buffering=0) as file:
         try:
-            for reading in getattr(import_module(module), function)(given):
+            for reading in getattr(import_module(module), name).function(given):
                 file.write(msgspec.json.encode(reading) + b"\n")
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
@@ -86,5 +86,5 @@ def read(readings: Path) -> tuple[list[Reading], Trouble | None]:
 
 
 if __name__ == "__main__":
-    _, _module, _function, _case, _readings = sys.argv
-    sys.exit(main(_module, _function, Path(_case), Path(_readings)))
+    _, _module, _name, _case, _readings = sys.argv
+    sys.exit(main(_module, _name, Path(_case), Path(_readings)))

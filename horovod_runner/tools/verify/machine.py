@@ -37,7 +37,7 @@ class Gpu(msgspec.Struct, frozen=True):
     name: str = ""
 
 
-class Machine(msgspec.Struct, frozen=True):
+class ThisMachine(msgspec.Struct, frozen=True):
     """A machine as far as checks ask.
 
     Attributes:
@@ -75,7 +75,7 @@ def built(framework: toolchain.Framework | None) -> tuple[str, ...]:
     return framework.horovod.built if framework is not None and framework.horovod else ()
 
 
-def look(used: Sequence[Gpu], frameworks: Sequence[str]) -> Machine:
+def look(used: Sequence[Gpu], frameworks: Sequence[str]) -> ThisMachine:
     """Look at this machine.
 
     Args:
@@ -90,7 +90,7 @@ def look(used: Sequence[Gpu], frameworks: Sequence[str]) -> Machine:
     with ThreadPoolExecutor(max_workers=len(frameworks) or 1) as pool:
         found = [framework for framework in pool.map(find, frameworks) if framework is not None]
     nccl = toolchain.find_nccl()
-    return Machine(
+    return ThisMachine(
         gpus=tuple(used),
         frameworks=tuple(found),
         packages=tuple(name for name in PACKAGES if find_spec(name) is not None),

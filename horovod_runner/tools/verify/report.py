@@ -14,8 +14,8 @@ from horovod_runner import __version__
 from horovod_runner.results.page import numbers
 from horovod_runner.results.page.templates import render, write
 from horovod_runner.tools.verify.check import Reading
-from horovod_runner.tools.verify.machine import Machine
-from horovod_runner.tools.verify.session import Result, Status
+from horovod_runner.tools.verify.machine import ThisMachine
+from horovod_runner.tools.verify.session import CheckResult, Status
 
 _STATUSES: Final[Sequence[Status]] = ("failed", "passed", "skipped")
 _VERDICTS: Final = {True: "as expected", False: "not as expected", None: "shown only"}
@@ -24,7 +24,7 @@ _NARROWEST: Final = 60
 _INDENT: Final = " " * 9
 
 
-class Report(msgspec.Struct, frozen=True):
+class VerifyReport(msgspec.Struct, frozen=True):
     """All results of one call of `horovod-runner verify`.
 
     Attributes:
@@ -36,8 +36,8 @@ class Report(msgspec.Struct, frozen=True):
         version: of this package.
     """
 
-    machine: Machine
-    results: tuple[Result, ...]
+    machine: ThisMachine
+    results: tuple[CheckResult, ...]
     began: float
     seconds: float
     quick: bool
@@ -49,32 +49,30 @@ class Report(msgspec.Struct, frozen=True):
         return any(result.status == "failed" for result in self.results)
 
 
-def as_json(report: Report) -> str:
+def as_json(report: VerifyReport) -> str:
     """The report as JSON, with the key "ok"."""
     plain = {"ok": not report.failed, **msgspec.to_builtins(report)}
     return msgspec.json.format(msgspec.json.encode(plain), indent=2).decode()
 
 
-def machine_text(machine: Machine) -> str:
+def machine_text(machine: ThisMachine) -> str:
     """A machine in a line."""
     models = Counter(gpu.name or "unknown GPU" for gpu in machine.gpus)
     gpus = ", ".join(f"{count} x {name}" for name, count in models.items()) or "no GPU"
     frameworks = [
-        f"{each.name} {each.version} ({f'CUDA {each.cuda}' if each.cuda else 'CPU build'})"
-        for each in machine.frameworks
-        if not each.error
+        f"{each.name} {each.version} ({each.kind})" for each in machine.frameworks if not each.error
     ]
     return "; ".join([f"{machine.host}: {gpus}, {machine.cores} cores", *frameworks])
 
 
-def summary(report: Report) -> str:
+def summary(report: VerifyReport) -> str:
     """How many checks passed, failed and were skipped, and the time they took."""
     counts = Counter(result.status for result in report.results)
     parts = [f"{counts[status]} {status}" for status in _STATUSES if counts[status]]
     return f"{', '.join(parts) or 'nothing checked'} in {numbers.duration(report.seconds)}"
 
 
-def lines(result: Result, width: int) -> list[str]:
+def lines(result: CheckResult, width: int) -> list[str]:
     """A result for a terminal.
 
     Args:
@@ -106,7 +104,7 @@ def _reading_lines(reading: Reading, width: int) -> list[str]:
     return textwrap.wrap(text, width, initial_indent=start, subsequent_indent=" " * len(start))
 
 
-def write_page(report: Report, path: Path) -> None:
+def write_page(report: VerifyReport, path: Path) -> None:
     """Write the page to a file that only this user can read.
 
     Raises:
@@ -115,15 +113,14 @@ def write_page(report: Report, path: Path) -> None:
     write(page(report), path)
 
 
-def page(report: Report) -> str:
+def page(report: VerifyReport) -> str:
     """The report as HTML that loads nothing from elsewhere."""
     machine = report.machine
     facts = [("began", numbers.clock_time(report.began)), ("cores", f"{machine.cores}")]
     facts += [("NCCL", machine.nccl)] if machine.nccl else []
     facts += [(f"GPU {gpu.device}", gpu.name or "unknown") for gpu in machine.gpus]
     for each in machine.frameworks:
-        kind = f"CUDA {each.cuda}" if each.cuda else "CPU build"
-        facts.append((each.name, f"{each.version}, {kind}"))
+        facts.append((each.name, f"{each.version}, {each.kind}"))
         if each.horovod is not None and not each.horovod.error:
             planes = ", ".join(each.horovod.built)
             facts.append((f"Horovod for {each.name}", f"{each.horovod.version}, {planes}"))

@@ -17,15 +17,15 @@ from typing import Final, Literal
 import msgspec
 
 from horovod_runner.tools.verify import child
-from horovod_runner.tools.verify.check import Case, Check, Reading, missing
-from horovod_runner.tools.verify.machine import Machine
+from horovod_runner.tools.verify.check import Reading, VerifyCase, VerifyCheck, missing
+from horovod_runner.tools.verify.machine import ThisMachine
 
 Status = Literal["passed", "failed", "skipped"]
 
 _OUTPUT_LINES: Final = 40
 
 
-class Result(msgspec.Struct, frozen=True):
+class CheckResult(msgspec.Struct, frozen=True):
     """How a check went.
 
     Attributes:
@@ -48,7 +48,7 @@ class Result(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Times:
+class CheckTimes:
     """How long a check may take.
 
     Attributes:
@@ -65,14 +65,14 @@ class Times:
 
 
 def run(
-    checks: Sequence[Check],
-    machine: Machine,
+    checks: Sequence[VerifyCheck],
+    machine: ThisMachine,
     *,
     quick: bool,
     variables: Mapping[str, str],
-    begin: Callable[[Check], None],
-    times: Times | None = None,
-) -> Iterator[Result]:
+    begin: Callable[[VerifyCheck], None],
+    times: CheckTimes | None = None,
+) -> Iterator[CheckResult]:
     """Run checks, and yield how each went.
 
     Args:
@@ -86,16 +86,18 @@ def run(
     for check in checks:
         reason = missing(check.needs, machine)
         if reason:
-            yield Result(check.name, check.claim, check.page, "skipped", reason=reason)
+            yield CheckResult(check.name, check.claim, check.page, "skipped", reason=reason)
             continue
         begin(check)
         with tempfile.TemporaryDirectory(
             prefix="horovod_runner-verify-", ignore_cleanup_errors=True
         ) as folder:
-            yield _run(check, Case(machine, quick, folder), variables, times or Times())
+            yield _run(check, VerifyCase(machine, quick, folder), variables, times or CheckTimes())
 
 
-def _run(check: Check, case: Case, variables: Mapping[str, str], times: Times) -> Result:
+def _run(
+    check: VerifyCheck, case: VerifyCase, variables: Mapping[str, str], times: CheckTimes
+) -> CheckResult:
     folder = Path(case.folder)
     given, readings, log = folder / "case.json", folder / "readings", folder / "output"
     given.write_bytes(msgspec.json.encode(case))
@@ -124,7 +126,7 @@ def _run(check: Check, case: Case, variables: Mapping[str, str], times: Times) -
         printed += ["", *trouble.details.splitlines()]
     reason = ended_badly(process.returncode, trouble, check.limit if late else None)
     failed = bool(reason) or not found or any(reading.ok is False for reading in found)
-    return Result(
+    return CheckResult(
         name=check.name,
         claim=check.claim,
         page=check.page,

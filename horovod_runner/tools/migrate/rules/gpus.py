@@ -6,7 +6,7 @@ import libcst as cst
 import libcst.matchers as m
 
 from horovod_runner.tools.migrate import tree
-from horovod_runner.tools.migrate.code import Code, Finding
+from horovod_runner.tools.migrate.code import Code, OldCode
 from horovod_runner.tools.migrate.rules.rule import fix, on
 from horovod_runner.tools.migrate.rules.training import HOROVOD
 
@@ -23,10 +23,10 @@ def _applies(code: Code) -> bool:
 
 
 @on(m.Call(tree.named("torch.cuda.set_device"), [_ZERO]), when=_applies)
-def _set_device(code: Code, call: cst.Call) -> Finding:
+def _set_device(code: Code, call: cst.Call) -> OldCode:
     bound = code.is_bound(call, "hvd")
     changes = {call.args[0].value: tree.becomes("hvd.local_rank()")} if bound else {}
-    return Finding(call, "All ranks of a host would use GPU 0: hvd.local_rank()", changes)
+    return OldCode(call, "All ranks of a host would use GPU 0: hvd.local_rank()", changes)
 
 
 fix(

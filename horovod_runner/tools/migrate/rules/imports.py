@@ -10,7 +10,7 @@ import libcst as cst
 import libcst.matchers as m
 
 from horovod_runner.tools.migrate import tree
-from horovod_runner.tools.migrate.code import Code, Finding
+from horovod_runner.tools.migrate.code import Code, OldCode
 from horovod_runner.tools.migrate.rules import launch
 from horovod_runner.tools.migrate.rules.rule import on, rule
 
@@ -48,14 +48,14 @@ def _in_sparkdl(name: str) -> bool:
 
 
 @on(m.ImportFrom())
-def _sparkdl(_code: Code, node: cst.ImportFrom) -> Finding | None:
+def _sparkdl(_code: Code, node: cst.ImportFrom) -> OldCode | None:
     imported = tree.imports_of(node)
     if not any(map(_in_sparkdl, imported)) or node.module is None:
         return None
     homes = {_SPARKDL.get(name) for name in imported}
     if len(homes) == 1 and (home := homes.pop()):
-        return Finding(node, _GONE, {node.module: tree.becomes(home)})
-    return Finding(
+        return OldCode(node, _GONE, {node.module: tree.becomes(home)})
+    return OldCode(
         node,
         f"{_GONE}; it has HorovodRunner and log_to_driver, and LogCallback in "
         "horovod_runner.keras.callbacks. Image models and xgboost of sparkdl have no "
@@ -64,7 +64,7 @@ def _sparkdl(_code: Code, node: cst.ImportFrom) -> Finding | None:
 
 
 @on(m.Import())
-def _whole_sparkdl(code: Code, node: cst.Import) -> Finding | None:
+def _whole_sparkdl(code: Code, node: cst.Import) -> OldCode | None:
     if not any(map(_in_sparkdl, tree.imports_of(node))):
         return None
     names = {
@@ -76,46 +76,46 @@ def _whole_sparkdl(code: Code, node: cst.Import) -> Finding | None:
     }
     known = all(name in _SPARKDL for name in names.values())
     if len(node.names) > 1 or node.names[0].asname or not known or code.statement(node) is None:
-        return Finding(node, f"{_GONE}: import its names from there")
+        return OldCode(node, f"{_GONE}: import its names from there")
     modules = sorted({"horovod_runner", *(_SPARKDL[name] for name in names.values())})
     changes = {
         use: tree.becomes(f"{_SPARKDL[name]}.{name.rpartition('.')[2]}")
         for use, name in names.items()
     }
     new = cst.Import([cst.ImportAlias(tree.expression(module)) for module in modules])
-    return Finding(node, _GONE, {node: lambda _: new, **changes})
+    return OldCode(node, _GONE, {node: lambda _: new, **changes})
 
 
 @on(m.ImportFrom(), when=_uses_keras_3)
-def _horovod_keras(_code: Code, node: cst.ImportFrom) -> Finding | None:
+def _horovod_keras(_code: Code, node: cst.ImportFrom) -> OldCode | None:
     module = tree.dotted(node.module)
     if node.module is not None and _KERAS.match(module):
         new = tree.becomes(_KERAS.sub("horovod_runner.keras", module))
-        return Finding(node, f"{module} {_AVERAGES_NOTHING}", {node.module: new})
+        return OldCode(node, f"{module} {_AVERAGES_NOTHING}", {node.module: new})
     if node.module is not None and tree.imports_of(node) in (
         ["horovod.keras"],
         ["horovod.tensorflow.keras"],
     ):
         new = tree.becomes("horovod_runner")
-        return Finding(node, f"{module}.keras {_AVERAGES_NOTHING}", {node.module: new})
+        return OldCode(node, f"{module}.keras {_AVERAGES_NOTHING}", {node.module: new})
     return None
 
 
 @on(m.ImportAlias(), when=_uses_keras_3)
-def _horovod_keras_as(code: Code, alias: cst.ImportAlias) -> Finding | None:
+def _horovod_keras_as(code: Code, alias: cst.ImportAlias) -> OldCode | None:
     module = tree.dotted(alias.name)
     if not _KERAS.match(module) or not isinstance(code.parent(alias), cst.Import):
         return None
     why = f"{module} {_AVERAGES_NOTHING}"
     if alias.asname is None:
-        return Finding(alias, f"{why}: import horovod_runner.keras as hvd")
-    return Finding(
+        return OldCode(alias, f"{why}: import horovod_runner.keras as hvd")
+    return OldCode(
         alias, why, {alias.name: tree.becomes(_KERAS.sub("horovod_runner.keras", module))}
     )
 
 
 @rule
-def _horovod_spark(code: Code) -> Iterator[Finding]:
+def _horovod_spark(code: Code) -> Iterator[OldCode]:
     """Imports of horovod.spark, whose estimators do not run with today's packages."""
     if code.imports("horovod_runner.horovod_spark") or any(launch.horovod_spark_run(code)):
         return
@@ -127,14 +127,14 @@ def _horovod_spark(code: Code) -> Iterator[Finding]:
         if not names:
             continue
         if not any(map(_ESTIMATORS.fullmatch, names)):
-            yield Finding(
+            yield OldCode(
                 node,
                 f"{names[0]} belongs to Horovod's own launch and has no counterpart. A rank has "
                 "its GPU already, and hvd.local_rank() is its place on the host",
             )
             continue
         statement = code.statement(node)
-        yield Finding(
+        yield OldCode(
             node,
             "horovod.spark does not work with today's pyarrow, Keras 3 and Lightning 2. "
             "horovod_runner.horovod_spark.install() before the import gives its names to this "
@@ -145,7 +145,7 @@ def _horovod_spark(code: Code) -> Iterator[Finding]:
 
 
 @on(m.Call(tree.ending("Trainer")))
-def _lightning_strategy(code: Code, call: cst.Call) -> Finding | None:
+def _lightning_strategy(code: Code, call: cst.Call) -> OldCode | None:
     for name in ("strategy", "accelerator", "distributed_backend"):
         arg = tree.argument(call, name)
         if arg is None or arg.keyword is None or tree.string(arg.value) != "horovod":
@@ -159,5 +159,5 @@ def _lightning_strategy(code: Code, call: cst.Call) -> Finding | None:
             line = "from horovod_runner.lightning import HorovodStrategy"
             changes[statement] = tree.before(line)
         why = "Lightning 2 has no strategy for Horovod: horovod_runner.lightning has"
-        return Finding(call, why, changes)
+        return OldCode(call, why, changes)
     return None

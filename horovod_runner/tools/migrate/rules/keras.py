@@ -10,7 +10,7 @@ import libcst.matchers as m
 from libcst import helpers
 
 from horovod_runner.tools.migrate import tree
-from horovod_runner.tools.migrate.code import Code, Finding
+from horovod_runner.tools.migrate.code import Code, OldCode
 from horovod_runner.tools.migrate.rules.imports import uses_keras_2
 from horovod_runner.tools.migrate.rules.rule import fix, on, rule
 from horovod_runner.worker import old_keras_names as names
@@ -67,25 +67,25 @@ def is_optimizer(code: Code, node: cst.CSTNode) -> bool:
 
 
 @on(m.Call(tree.ending("compile")), when=applies)
-def _compile(_code: Code, call: cst.Call) -> Finding | None:
+def _compile(_code: Code, call: cst.Call) -> OldCode | None:
     arg = tree.argument(call, "experimental_run_tf_function")
     why = (
         "Keras 3's compile does not take experimental_run_tf_function: its optimizer averages "
         "without it"
     )
-    return Finding(arg, why, {call: tree.without(call, arg)}) if arg else None
+    return OldCode(arg, why, {call: tree.without(call, arg)}) if arg else None
 
 
 @on(m.Call(tree.method(*_GENERATORS)), when=applies)
-def _generator(_code: Code, call: cst.Call) -> Finding:
+def _generator(_code: Code, call: cst.Call) -> OldCode:
     func = cst.ensure_type(call.func, cst.Attribute).attr
     new, positions = func.value.removesuffix("_generator"), _GENERATORS[func.value]
     why = f"Keras 3 has no {func.value}: {new} takes generators"
     if any(arg.star for arg in call.args):
-        return Finding(call, f"{why}, and no {', '.join(_DROPPED[:3])}")
+        return OldCode(call, f"{why}, and no {', '.join(_DROPPED[:3])}")
     by_position = [arg for arg in call.args if arg.keyword is None]
     if len(by_position) > len(positions):
-        return Finding(call, why)
+        return OldCode(call, why)
     dropped = [arg for arg in call.args if arg.keyword and arg.keyword.value in _DROPPED]
     if dropped:
         why += f". It does not take {_listed(dropped)}: a keras.utils.PyDataset takes it"
@@ -94,7 +94,7 @@ def _generator(_code: Code, call: cst.Call) -> Finding:
         changes[generator] = tree.with_keyword("x")
     for arg, name in zip(by_position[1:], positions[1:], strict=False):
         changes[arg] = tree.with_keyword(name)
-    return Finding(call, why, changes)
+    return OldCode(call, why, changes)
 
 
 def _listed(args: list[cst.Arg]) -> str:
@@ -102,13 +102,13 @@ def _listed(args: list[cst.Arg]) -> str:
 
 
 @on(m.Call(tree.method("fit", "evaluate", "predict")), when=_applies_here)
-def _dropped(_code: Code, call: cst.Call) -> Finding | None:
+def _dropped(_code: Code, call: cst.Call) -> OldCode | None:
     dropped = [arg for arg in call.args if arg.keyword and arg.keyword.value in _DROPPED]
     why = (
         f"Keras 3's {cst.ensure_type(call.func, cst.Attribute).attr.value} does not take "
         f"{_listed(dropped)}: a keras.utils.PyDataset takes it"
     )
-    return Finding(call, why, {call: tree.without(call, *dropped)}) if dropped else None
+    return OldCode(call, why, {call: tree.without(call, *dropped)}) if dropped else None
 
 
 def _predict(call: Any) -> Any:
@@ -130,12 +130,12 @@ fix(
 
 
 @on(m.Call(m.Attribute()), when=applies)
-def _save_format(code: Code, call: cst.Call) -> Finding | None:
+def _save_format(code: Code, call: cst.Call) -> OldCode | None:
     saved = tree.argument(call, "save_format")
     return (
         None
         if saved is None
-        else Finding(
+        else OldCode(
             call,
             "Keras 3's save takes the format from the file's name: .keras or .h5. For a SavedModel "
             f"call model.export(...), without save_format={code.source(saved.value)}",
@@ -147,7 +147,7 @@ def _save_format(code: Code, call: cst.Call) -> Finding | None:
 
 
 @on(m.Call())
-def _learning_rate(code: Code, call: cst.Call) -> Finding | None:
+def _learning_rate(code: Code, call: cst.Call) -> OldCode | None:
     rate = tree.argument(call, "lr")
     if rate is None or rate.keyword is None or not _is_optimizer_class(code, call.func):
         return None
@@ -155,17 +155,17 @@ def _learning_rate(code: Code, call: cst.Call) -> Finding | None:
         "Keras's optimizers call it learning_rate. Keras 3 refuses lr=, the latest Keras 2 ignores "
         "it"
     )
-    return Finding(call, why, {rate.keyword: tree.becomes("learning_rate")})
+    return OldCode(call, why, {rate.keyword: tree.becomes("learning_rate")})
 
 
 @on(m.Call(), when=applies)
-def _decay(code: Code, call: cst.Call) -> Finding | None:
+def _decay(code: Code, call: cst.Call) -> OldCode | None:
     decay = tree.argument(call, "decay")
     if decay is None or not _is_optimizer_class(code, call.func):
         return None
     if tree.is_value(decay, "0", "0.0", "0.", "None"):
-        return Finding(call, "Keras 3 ignores decay", {call: tree.without(call, decay)})
-    return Finding(
+        return OldCode(call, "Keras 3 ignores decay", {call: tree.without(call, decay)})
+    return OldCode(
         call,
         "Keras 3 ignores decay, so the learning rate would stay as it is. Write "
         "learning_rate=keras.optimizers.schedules.InverseTimeDecay(rate, decay_steps=1, "
@@ -217,7 +217,7 @@ for _old in ("get_weights", "set_weights"):
 
 
 @on(m.Call(args=[m.Arg(), m.Arg()]), m.Call(args=[m.Arg()]), when=applies)
-def _backend_value(code: Code, call: cst.Call) -> Finding | None:
+def _backend_value(code: Code, call: cst.Call) -> OldCode | None:
     name = code.name(call.func, "keras.backend", "tensorflow.keras.backend")
     if (name, len(call.args)) not in (("set_value", 2), ("get_value", 1)):
         return None
@@ -236,11 +236,11 @@ def _backend_value(code: Code, call: cst.Call) -> Finding | None:
         return tree.expression(f"float({variable}.numpy())" if is_rate else f"{variable}.numpy()")
 
     place = line if assigns else call
-    return Finding(call, f"Instead of {name}: {names.BACKEND[name].now}", {place: change})
+    return OldCode(call, f"Instead of {name}: {names.BACKEND[name].now}", {place: change})
 
 
 @rule
-def _backend_functions(code: Code) -> list[Finding]:
+def _backend_functions(code: Code) -> list[OldCode]:
     """Functions of `keras.backend` that only `tf.keras` has kept."""
     found: dict[str, cst.CSTNode] = {}
     for node in code.all(cst.Attribute) if applies(code) else ():
@@ -248,7 +248,7 @@ def _backend_functions(code: Code) -> list[Finding]:
         if function and "." not in function and function not in _KEPT:
             found.setdefault(function, node)
     return [
-        Finding(
+        OldCode(
             node,
             f"Keras 3's keras.backend has no {function}: use keras.ops, or import the backend with "
             "`from tensorflow.keras import backend`",
@@ -261,7 +261,7 @@ def _backend_functions(code: Code) -> list[Finding]:
 
 
 @on(m.ImportFrom(relative=[]), when=applies)
-def _moved(code: Code, node: cst.ImportFrom) -> Finding | None:
+def _moved(code: Code, node: cst.ImportFrom) -> OldCode | None:
     module, first = tree.dotted(node.module), tree.imports_of(node)[0].rpartition(".")[2]
     short = module.removeprefix("tensorflow.")
     package = module.removesuffix(short)
@@ -278,37 +278,37 @@ def _moved(code: Code, node: cst.ImportFrom) -> Finding | None:
         why = f"The package keras has lost much of {first}; tf.keras still has it"
     else:
         return _np_utils(code, node) if (short, imported) == ("keras.utils", {"np_utils"}) else None
-    return Finding(node, why, {node.module: tree.becomes(home)} if node.module else {})
+    return OldCode(node, why, {node.module: tree.becomes(home)} if node.module else {})
 
 
-def _np_utils(code: Code, node: cst.ImportFrom) -> Finding:
+def _np_utils(code: Code, node: cst.ImportFrom) -> OldCode:
     uses = list(code.found(m.Attribute(m.Name("np_utils"))))
     functions = sorted({use.attr.value for use in uses})
     changes: tree.Changes = {use: tree.becomes(use.attr.value) for use in uses}
     if functions:
         aliases = [cst.ImportAlias(cst.Name(name)) for name in functions]
         changes[node] = lambda node: node.with_changes(names=aliases, lpar=None, rpar=None)
-    return Finding(node, "Keras 3 has the functions of np_utils in keras.utils", changes)
+    return OldCode(node, "Keras 3 has the functions of np_utils in keras.utils", changes)
 
 
 @on(m.Attribute(), when=applies)
-def _loss(code: Code, node: cst.Attribute) -> Finding | None:
+def _loss(code: Code, node: cst.Attribute) -> OldCode | None:
     for name in sorted(code.names(node)):
         module, _, old = name.rpartition(".")
         if new := names.loss(module, old):
-            return Finding(node, _renamed(module, old, new), {node.attr: tree.becomes(new)})
+            return OldCode(node, _renamed(module, old, new), {node.attr: tree.becomes(new)})
     return None
 
 
 @on(m.ImportAlias(), when=applies)
-def _imported_loss(code: Code, alias: cst.ImportAlias) -> Finding | None:
+def _imported_loss(code: Code, alias: cst.ImportAlias) -> OldCode | None:
     module, old = tree.dotted(getattr(code.parent(alias), "module", None)), tree.dotted(alias.name)
     new = names.loss(module, old)
     if not new:
         return None
     asname = alias.asname or cst.AsName(cst.Name(old))
     change = {alias: lambda alias: alias.with_changes(name=cst.Name(new), asname=asname)}
-    return Finding(alias, _renamed(module, old, new), change)
+    return OldCode(alias, _renamed(module, old, new), change)
 
 
 def _renamed(module: str, old: str, new: str) -> str:
@@ -319,7 +319,7 @@ def _renamed(module: str, old: str, new: str) -> str:
 
 
 @on(m.Call(tree.ending(".ModelCheckpoint", ".save_weights")), when=applies)
-def _file(code: Code, call: cst.Call) -> Finding | None:
+def _file(code: Code, call: cst.Call) -> OldCode | None:
     path = tree.argument(call, "filepath", 0)
     weights = tree.dotted(call.func).endswith("save_weights") or tree.is_value(
         tree.argument(call, "save_weights_only"), "True"
@@ -337,7 +337,7 @@ def _file(code: Code, call: cst.Call) -> Finding | None:
         f"Keras 3 writes {'weights' if weights else 'a model'} only to a file whose name ends with "
         f"{' or '.join(endings)}"
     )
-    return Finding(call, why, changes)
+    return OldCode(call, why, changes)
 
 
 def _last_text(code: Code, node: cst.BaseExpression) -> str | None:
@@ -361,7 +361,7 @@ fix(
 
 
 @on(m.Call(tree.ending("callbacks.LearningRateWarmupCallback")))
-def _warmup(code: Code, call: cst.Call) -> Finding | None:
+def _warmup(code: Code, call: cst.Call) -> OldCode | None:
     """Without the learning rate, as before Horovod 0.21."""
     if tree.argument(call, "initial_lr", 0):
         return None
@@ -374,4 +374,4 @@ def _warmup(code: Code, call: cst.Call) -> Finding | None:
     text = rates.pop() if len(rates) == 1 else ""
     new = tree.with_argument(f"initial_lr={text}", first=True)
     why = "The callback needs initial_lr, the learning rate of the optimizer"
-    return Finding(call, why, {call: new} if _PLAIN.fullmatch(text) else {})
+    return OldCode(call, why, {call: new} if _PLAIN.fullmatch(text) else {})

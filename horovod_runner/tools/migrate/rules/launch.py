@@ -10,7 +10,7 @@ import libcst as cst
 import libcst.matchers as m
 
 from horovod_runner.tools.migrate import tree
-from horovod_runner.tools.migrate.code import Code, Finding
+from horovod_runner.tools.migrate.code import Code, OldCode
 from horovod_runner.tools.migrate.rules.rule import on, rule
 
 _DISTRIBUTOR = "pyspark.ml.torch.distributor.TorchDistributor"
@@ -60,12 +60,12 @@ def _parameters(code: Code, node: cst.CSTNode) -> list[str]:
 
 
 @on(m.Call(tree.named(*_RUNNERS)))
-def _zero_ranks(_code: Code, call: cst.Call) -> Finding | None:
+def _zero_ranks(_code: Code, call: cst.Call) -> OldCode | None:
     np = tree.argument(call, "np", 0)
     if np is not None and np.keyword is None:
-        return Finding(call, "np is a keyword argument now", {np: tree.with_keyword("np")})
+        return OldCode(call, "np is a keyword argument now", {np: tree.with_keyword("np")})
     return (
-        Finding(
+        OldCode(
             call,
             "np=0 takes as many ranks as Spark has slots when the call runs, so two runs may "
             "differ. It still works, with a warning. Write the number of ranks",
@@ -76,7 +76,7 @@ def _zero_ranks(_code: Code, call: cst.Call) -> Finding | None:
 
 
 @rule
-def _torch_distributor(code: Code) -> Iterator[Finding]:
+def _torch_distributor(code: Code) -> Iterator[OldCode]:
     """TorchDistributor, whose calls become HorovodRunner's."""
     why = (
         "HorovodRunner starts the same ranks with the same variables for torch.distributed, and "
@@ -87,7 +87,7 @@ def _torch_distributor(code: Code) -> Iterator[Finding]:
     for call in calls:
         local = tree.argument(call, "local_mode", 1)
         if local is not None and not tree.is_value(local, "True", "False"):
-            yield Finding(
+            yield OldCode(
                 call,
                 "TorchDistributor(local_mode=...): write HorovodRunner(np=-n) for processes on "
                 "this machine, and np=n for Spark's task slots",
@@ -100,7 +100,7 @@ def _torch_distributor(code: Code) -> Iterator[Finding]:
         names = _parameters(code, function.value)
         starred = any(arg.star for arg in (function, *passed))
         if starred or tree.string(function.value) is not None or len(passed) > len(names):
-            yield Finding(
+            yield OldCode(
                 run,
                 "HorovodRunner.run calls a function with keyword arguments. For a file: "
                 "`horovod-runner run FILE --np N -- ARGUMENTS`",
@@ -109,7 +109,7 @@ def _torch_distributor(code: Code) -> Iterator[Finding]:
         changes |= {arg: tree.with_keyword(name) for arg, name in zip(passed, names, strict=False)}
     if calls:
         imports = _imports(code, "pyspark.ml.torch.distributor", "TorchDistributor")
-        yield Finding(
+        yield OldCode(
             calls[0], why if imports else f"{why}: {_IMPORT}", changes | imports if imports else {}
         )
 
@@ -129,12 +129,12 @@ def _runner(code: Code, call: cst.Call, *, local: bool) -> str:
 
 
 @rule
-def horovod_spark_run(code: Code) -> Iterator[Finding]:
+def horovod_spark_run(code: Code) -> Iterator[OldCode]:
     """`horovod.spark.run` with a number of processes; install() is for other calls."""
     new = {call: _run_all(code, call) for call in code.found(m.Call(tree.named(_RUN)))}
     imports = _imports(code, "horovod.spark", "run")
     if new and all(new.values()) and imports:
-        yield Finding(
+        yield OldCode(
             next(iter(new)),
             "HorovodRunner.run_all returns the values of all ranks, as horovod.spark.run did. "
             "Output and timeouts need no arguments; np must be a number, not None",

@@ -9,7 +9,7 @@ import libcst as cst
 import libcst.matchers as m
 
 from horovod_runner.tools.migrate import tree
-from horovod_runner.tools.migrate.code import Code, Finding
+from horovod_runner.tools.migrate.code import Code, OldCode
 from horovod_runner.tools.migrate.rules.launch import function_of, runs
 from horovod_runner.tools.migrate.rules.rule import fix, rule
 from horovod_runner.tools.migrate.rules.training import first_statement
@@ -34,7 +34,7 @@ class _ByHandError(Exception):
 
 
 @rule
-def _converters(code: Code) -> Iterator[Finding]:
+def _converters(code: Code) -> Iterator[OldCode]:
     """`make_spark_converter`, where what a run's function does with it is known."""
     functions: dict[cst.FunctionDef, list[cst.Call]] = {}
     for run in runs(code):
@@ -54,7 +54,7 @@ def _frame(code: Code, make: cst.Call) -> str:
 
 def _one(
     code: Code, function: cst.FunctionDef, calls: list[cst.Call], converter: str, frame: str
-) -> Iterator[Finding]:
+) -> Iterator[OldCode]:
     """The finding for a converter that the function of some runs uses."""
     passed = [arg for run in calls for arg in run.args if code.source(arg.value) == converter]
     names = {arg.keyword.value if arg.keyword is not None else "" for arg in passed}
@@ -66,7 +66,7 @@ def _one(
         return
     if any(function_of(code, call.func) is function for call in code.all(cst.Call)):
         by_hand = f"By hand: {function.name.value} is also called directly"
-        yield Finding(uses[0], f"{_WHY}. {by_hand}")
+        yield OldCode(uses[0], f"{_WHY}. {by_hand}")
         return
     changes: tree.Changes = {arg.value: tree.becomes(frame) for arg in passed}
     modules: set[str] = set()
@@ -74,7 +74,7 @@ def _one(
         try:
             changes |= _use(code, use, modules)
         except _ByHandError as error:
-            yield Finding(use, f"{_WHY}. By hand: {error}")
+            yield OldCode(use, f"{_WHY}. By hand: {error}")
             return
     if not passed:
         changes[function.params] = _with_parameter(local)
@@ -84,7 +84,7 @@ def _one(
     first = first_statement(function)
     if missing and first is not None:
         changes[first] = tree.before(*missing)
-    yield Finding(uses[0], _WHY, changes)
+    yield OldCode(uses[0], _WHY, changes)
 
 
 def _parameters(function: cst.FunctionDef) -> list[str]:
@@ -201,14 +201,14 @@ def _method_over(call: cst.Call, rows: str) -> str:
 
 
 @rule
-def _others(code: Code) -> Iterator[Finding]:
+def _others(code: Code) -> Iterator[OldCode]:
     """Converters of a text with a run, which no run's function uses in a known way."""
     if any(True for _ in _converters(code)) or not any(True for _ in runs(code)):
         return
     for make in code.found(_MAKE):
         if not _is_replaced(code, _frame(code, make)):
             by_hand = "By hand: the function of run does not use it directly"
-            yield Finding(make, f"{_WHY}. {by_hand}")
+            yield OldCode(make, f"{_WHY}. {by_hand}")
 
 
 def _is_replaced(code: Code, frame: str) -> bool:
@@ -221,7 +221,7 @@ def _is_replaced(code: Code, frame: str) -> bool:
 
 
 @rule
-def _leftovers(code: Code) -> Iterator[Finding]:
+def _leftovers(code: Code) -> Iterator[OldCode]:
     """Converters that nothing uses any more: `len(converter)` and `converter.delete()` remain."""
     for make in code.found(_MAKE):
         name, frame = code.assigned(make), _frame(code, make)
@@ -238,7 +238,7 @@ def _leftovers(code: Code) -> Iterator[Finding]:
                 removed.append(code.statement(use) if deletes else None)
         removals = code.removes(*removed)
         if name and _is_replaced(code, frame) and removals:
-            yield Finding(
+            yield OldCode(
                 make,
                 "Nothing is written to Parquet, so there is no converter to make and to delete",
                 {**changes, **removals},
@@ -254,7 +254,7 @@ def _is_parameter(code: Code, use: cst.Name) -> bool:
 
 
 @rule
-def _unused(code: Code) -> Iterator[Finding]:
+def _unused(code: Code) -> Iterator[OldCode]:
     """Imports of Petastorm's converter, and the setting of its cache."""
     imported = {"petastorm.spark.SparkDatasetConverter", "petastorm.spark.make_spark_converter"}
     nodes = [(node, {*tree.imports_of(node)}) for node in code.all(cst.ImportFrom)]
@@ -267,7 +267,7 @@ def _unused(code: Code) -> Iterator[Finding]:
             removed.append(line if setting else None)
     removals = code.removes(*removed)
     if imports and removals and not any(True for _ in code.found(_MAKE)):
-        yield Finding(imports[0], "Nothing of Petastorm is used any more", removals)
+        yield OldCode(imports[0], "Nothing of Petastorm is used any more", removals)
 
 
 fix(

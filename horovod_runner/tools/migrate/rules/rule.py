@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
-from horovod_runner.tools.migrate.code import Code, Finding
+from horovod_runner.tools.migrate.code import Code, OldCode
 from horovod_runner.tools.migrate.tree import Change
 
-Rule: TypeAlias = Callable[[Code], Iterable[Finding]]
+Rule: TypeAlias = Callable[[Code], Iterable[OldCode]]
 When: TypeAlias = Callable[[Code], bool]
 #: All rules.
 RULES: list[Rule] = []
@@ -32,9 +32,9 @@ def on(*matchers: Any, when: When = _always) -> Callable[..., Any]:
         when: for which texts.
     """
 
-    def add(function: Callable[[Code, Any], Finding | None]) -> Any:
+    def add(function: Callable[[Code, Any], OldCode | None]) -> Any:
         @rule
-        def _each(code: Code) -> Iterator[Finding]:
+        def _each(code: Code) -> Iterator[OldCode]:
             for matcher in matchers if when(code) else ():
                 for node in code.found(matcher):
                     if finding := function(code, node):
@@ -64,6 +64,6 @@ def fix(
     """
 
     @on(matcher, when=when)
-    def _(code: Code, node: Any) -> Finding | None:
+    def _(code: Code, node: Any) -> OldCode | None:
         changes = {} if change is None else {node: change}
-        return Finding(node, why, changes) if where(code, node) else None
+        return OldCode(node, why, changes) if where(code, node) else None

@@ -9,7 +9,7 @@ import libcst as cst
 import libcst.matchers as m
 
 from horovod_runner.tools.migrate import tree
-from horovod_runner.tools.migrate.code import Code, Finding
+from horovod_runner.tools.migrate.code import Code, OldCode
 from horovod_runner.tools.migrate.rules.rule import on, rule
 from horovod_runner.worker import old_keras_names as names
 
@@ -42,9 +42,9 @@ def _uses_no_compat(code: Code) -> bool:
 
 
 @on(_SET_SESSION, when=_uses_tensorflow)
-def _set_session(code: Code, call: cst.Call) -> Finding:
+def _set_session(code: Code, call: cst.Call) -> OldCode:
     """A ConfigProto, its settings, and the session of Keras that is made of it."""
-    told = Finding(call, f"{_WHY}. Write what this session sets with tf.config")
+    told = OldCode(call, f"{_WHY}. Write what this session sets with tf.config")
     statement: Any = code.statement(call)
     is_statement = statement is not None and isinstance(code.parent(call), cst.Expr)
     if not is_statement or len(call.args) != 1:
@@ -70,7 +70,7 @@ def _set_session(code: Code, call: cst.Call) -> Finding:
     if lines is None or removals is None:
         return told
     new = {statement: tree.instead(*lines)} if lines else {}
-    return Finding(statement, _WHY, removals | new)
+    return OldCode(statement, _WHY, removals | new)
 
 
 def _lines(code: Code, tf: str, said: dict[str, cst.BaseExpression]) -> list[str] | None:
@@ -121,17 +121,17 @@ def _name(code: Code, node: cst.CSTNode) -> str:
 
 
 @on(m.Attribute(), when=_uses_no_compat)
-def _renamed(code: Code, node: cst.Attribute) -> Finding | None:
+def _renamed(code: Code, node: cst.Attribute) -> OldCode | None:
     """`tf.log`, and other functions with another name in TensorFlow 2."""
     name = _name(code, node)
     if name not in names.TENSORFLOW:
         return None
     new = f"{code.source(node.value)}.{names.TENSORFLOW[name]}"
-    return Finding(node, f"TensorFlow 2 calls tf.{name} {new}", {node: tree.becomes(new)})
+    return OldCode(node, f"TensorFlow 2 calls tf.{name} {new}", {node: tree.becomes(new)})
 
 
 @rule
-def _graphs(code: Code) -> Iterator[Finding]:
+def _graphs(code: Code) -> Iterator[OldCode]:
     """Names of TensorFlow 1 for graphs and sessions, all in one finding."""
     if not _uses_no_compat(code):
         return
@@ -143,7 +143,7 @@ def _graphs(code: Code) -> Iterator[Finding]:
             found.setdefault(name, node)
     if found:
         listed = ", ".join(f"tf.{name}" for name in found)
-        yield Finding(
+        yield OldCode(
             min(found.values(), key=code.line),
             f"TensorFlow 1's names: {listed}. Write it with TensorFlow 2; or keep the graph, with "
             "`import tensorflow.compat.v1 as tf`, tf.disable_v2_behavior() before all else, and "
@@ -151,5 +151,5 @@ def _graphs(code: Code) -> Iterator[Finding]:
         )
     for node in code.all(cst.Attribute):
         if code.name(node, "keras", "tensorflow.keras") == "backend.get_session":
-            yield Finding(node, f"Instead of get_session: {names.BACKEND['get_session'].now}")
+            yield OldCode(node, f"Instead of get_session: {names.BACKEND['get_session'].now}")
             return

@@ -9,7 +9,7 @@ import libcst as cst
 import libcst.matchers as m
 
 from horovod_runner.tools.migrate import tree
-from horovod_runner.tools.migrate.code import Code, Finding, Unit
+from horovod_runner.tools.migrate.code import Code, OldCode, Unit
 from horovod_runner.tools.migrate.rules.launch import function_of, runs
 from horovod_runner.tools.migrate.rules.rule import rule
 
@@ -34,7 +34,7 @@ def _mains(code: Code) -> list[cst.FunctionDef]:
     return list(dict.fromkeys(function for function in found if function is not None))
 
 
-class _Training:
+class _TrainingCode:
     """What a runner calls, or the whole of a script.
 
     Attributes:
@@ -61,8 +61,8 @@ class _Training:
         return [call for call in self.calls if what in code.name(call.func, *HOROVOD)]
 
 
-def _trainings(code: Code) -> list[_Training]:
-    return [_Training(code, unit) for unit in list[Unit](_mains(code)) or [code.module]]
+def _trainings(code: Code) -> list[_TrainingCode]:
+    return [_TrainingCode(code, unit) for unit in list[Unit](_mains(code)) or [code.module]]
 
 
 def _uses(code: Code, inside: cst.CSTNode) -> Iterator[tuple[cst.Attribute, str]]:
@@ -82,7 +82,7 @@ def first_statement(function: cst.FunctionDef) -> Any:
 
 
 @rule
-def _init(code: Code) -> Iterator[Finding]:
+def _init(code: Code) -> Iterator[OldCode]:
     """`hvd.init()` that is missing, too late, or called on the driver."""
     for training in _trainings(code):
         inits = [name for _, name in training.uses if name == "init"]
@@ -96,7 +96,7 @@ def _init(code: Code) -> Iterator[Finding]:
     for node, name in driver if mains else ():
         statement = code.statement(node)
         if name == "init" and statement is not None:
-            yield Finding(
+            yield OldCode(
                 node,
                 "hvd.init() here starts Horovod on the driver, not in the ranks: it belongs into "
                 f"{mains[0].name.value}",
@@ -104,7 +104,7 @@ def _init(code: Code) -> Iterator[Finding]:
             )
 
 
-def _missing_init(code: Code, training: _Training) -> Iterator[Finding]:
+def _missing_init(code: Code, training: _TrainingCode) -> Iterator[OldCode]:
     unit = training.unit
     needing = [node for node, name in training.uses if name not in _BEFORE_INIT]
     outside = any(code.unit(node) is code.module for node in needing)
@@ -120,7 +120,7 @@ def _missing_init(code: Code, training: _Training) -> Iterator[Finding]:
         changes[imported] = tree.after(f"{hvd}.init()")
     elif first is not None and code.is_bound(unit, hvd.partition(".")[0]):
         changes[first] = tree.before(f"{hvd}.init()")
-    yield Finding(needing[0], f"{what} uses Horovod and never calls hvd.init()", changes)
+    yield OldCode(needing[0], f"{what} uses Horovod and never calls hvd.init()", changes)
 
 
 def _import_of(code: Code, unit: Unit, name: str) -> cst.SimpleStatementLine | None:
@@ -131,7 +131,7 @@ def _import_of(code: Code, unit: Unit, name: str) -> cst.SimpleStatementLine | N
     return None
 
 
-def _late_init(code: Code, unit: Unit) -> Iterator[Finding]:
+def _late_init(code: Code, unit: Unit) -> Iterator[OldCode]:
     """`hvd.init()` behind the first use of Horovod in the same block."""
     for node in [node for node, name in _uses(code, unit) if name == "init"]:
         statement = code.statement(node)
@@ -145,7 +145,7 @@ def _late_init(code: Code, unit: Unit) -> Iterator[Finding]:
                 removed = code.removes(statement)
                 changes = removed and {earlier: tree.before(f"{tree.dotted(node)}()"), **removed}
                 why = "hvd.init() comes after the first use of Horovod"
-                yield Finding(statement or node, why, changes or {})
+                yield OldCode(statement or node, why, changes or {})
                 return
 
 
@@ -154,7 +154,7 @@ def _is_loop(node: cst.CSTNode | None) -> bool:
 
 
 @rule
-def _broadcast(code: Code) -> Iterator[Finding]:
+def _broadcast(code: Code) -> Iterator[OldCode]:
     """Trainings whose ranks begin with weights of their own."""
     for training in _trainings(code):
         if any(word in training.text for word in _BROADCASTS):
@@ -166,7 +166,7 @@ def _broadcast(code: Code) -> Iterator[Finding]:
         if wrapped and wrapped[0] not in in_torch:
             yield _keras_broadcast(code, wrapped[0], training.unit)
         for call in training.wrapping(code, "DistributedGradientTape")[:1]:
-            yield Finding(
+            yield OldCode(
                 call,
                 "The ranks begin with different weights: after the first step write "
                 "hvd.broadcast_variables(model.variables, root_rank=0) and "
@@ -174,7 +174,7 @@ def _broadcast(code: Code) -> Iterator[Finding]:
             )
 
 
-def _torch_broadcast(code: Code, call: cst.Call, *, loads: bool) -> Finding:
+def _torch_broadcast(code: Code, call: cst.Call, *, loads: bool) -> OldCode:
     """The finding for an optimizer; only told where weights are loaded, maybe after it is made."""
     why = "The ranks begin with different weights. Rank 0's go to all ranks before the first step"
     made = [call, *(code.values(call.args[0].value) if call.args else ())]
@@ -184,7 +184,7 @@ def _torch_broadcast(code: Code, call: cst.Call, *, loads: bool) -> Finding:
     statement, name = code.statement(call), code.assigned(call)
     hvd = tree.dotted(call.func).rpartition(".")[0]
     if statement is None or not name or loads or not model or not hvd:
-        return Finding(
+        return OldCode(
             call,
             f"{why}: hvd.broadcast_parameters(model.state_dict(), root_rank=0) and "
             "hvd.broadcast_optimizer_state(optimizer, root_rank=0)",
@@ -193,10 +193,10 @@ def _torch_broadcast(code: Code, call: cst.Call, *, loads: bool) -> Finding:
         f"{hvd}.broadcast_parameters({model}.state_dict(), root_rank=0)",
         f"{hvd}.broadcast_optimizer_state({name}, root_rank=0)",
     )
-    return Finding(call, why, {statement: tree.after(*lines)})
+    return OldCode(call, why, {statement: tree.after(*lines)})
 
 
-def _keras_broadcast(code: Code, call: cst.Call, unit: Unit) -> Finding:
+def _keras_broadcast(code: Code, call: cst.Call, unit: Unit) -> OldCode:
     why = "The ranks begin with different weights. The callback gives all ranks those of rank 0"
     hvd = tree.dotted(call.func).rpartition(".")[0]
     callback = f"{hvd}.callbacks.BroadcastGlobalVariablesCallback(0)"
@@ -209,8 +209,8 @@ def _keras_broadcast(code: Code, call: cst.Call, unit: Unit) -> Finding:
             }
             if given is None and fit.args:
                 changes = {fit: tree.with_argument(f"callbacks=[{callback}]")}
-            return Finding(fit, f"{why}: {callback}", changes if hvd else {})
-    return Finding(call, f"{why}: callbacks=[{callback}] of fit")
+            return OldCode(fit, f"{why}: {callback}", changes if hvd else {})
+    return OldCode(call, f"{why}: callbacks=[{callback}] of fit")
 
 
 def _with_element(text: str) -> tree.Change:
@@ -220,7 +220,7 @@ def _with_element(text: str) -> tree.Change:
 
 
 @rule
-def _optimizer(code: Code) -> Iterator[Finding]:
+def _optimizer(code: Code) -> Iterator[OldCode]:
     """Trainings that average nothing, and learning rates that are not scaled."""
     for training in _trainings(code):
         made = [call for call in training.calls if _is_optimizer(code, call)]
@@ -228,7 +228,7 @@ def _optimizer(code: Code) -> Iterator[Finding]:
         used = {name for _, name in training.uses}
         averages = any("reduce" in name for name in used) or "ightning" in code.text
         if made and not wrapped and "size" in used and not averages:
-            yield Finding(
+            yield OldCode(
                 made[0],
                 "No optimizer is wrapped in hvd.DistributedOptimizer, so every rank trains a model "
                 "of its own",
@@ -264,14 +264,14 @@ def _is_scaled(code: Code, calls: list[cst.Call], made: list[cst.Call]) -> bool:
     )
 
 
-def _unscaled(code: Code, call: cst.Call) -> Finding:
+def _unscaled(code: Code, call: cst.Call) -> OldCode:
     is_torch = code.name(call.func).startswith("torch.")
     rate = tree.argument(call, "lr", 1 if is_torch else None) or tree.argument(
         call, "learning_rate", 0
     )
     name = "lr" if is_torch else "learning_rate"
     text = "0.001" if rate is None else code.source(rate.value)
-    return Finding(
+    return OldCode(
         call,
         f"The learning rate does not depend on the number of ranks. A step has hvd.size() times as "
         f"many rows as on one rank, and usually trains best with {name}={text} * hvd.size(). Write "

@@ -7,12 +7,14 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean
 from typing import Final
 
 from horovod_runner.results.page.numbers import duration
-from horovod_runner.tools.verify.check import Case, Reading, speed
+from horovod_runner.tools.verify.check import Needs, Reading, VerifyCase, check, speed
+from horovod_runner.tools.verify.checks.timing import take_turns
 
 PROGRAM: Final = "all_reduce_perf"
 _OURS, _PEER = "Horovod", "torch.distributed"
@@ -23,7 +25,7 @@ _LEAST: Final = 0.8  # of a peer's bandwidth
 _PROGRAM_SECONDS: Final = 120
 
 #: Seconds of an allreduce, by system and bytes.
-Times = dict[str, dict[int, float]]
+AllreduceTimes = dict[str, dict[int, float]]
 
 
 def bus_bandwidth(size: int, seconds: float, ranks: int) -> float:
@@ -39,8 +41,9 @@ def bus_bandwidth(size: int, seconds: float, ranks: int) -> float:
     return size / seconds / 1e9 * 2 * (ranks - 1) / ranks
 
 
-def allreduce(case: Case) -> Iterator[Reading]:
-    """Time Horovod's allreduce and torch.distributed's in the same ranks."""
+@check("howto/gpu.md#how-fast", 240, Needs(several=True))
+def allreduce(case: VerifyCase) -> Iterator[Reading]:
+    """An allreduce is about as fast as torch.distributed's, and as nccl-tests measures NCCL."""
     ranks = case.ranks()
     sizes = _QUICK_SIZES if case.quick or not case.on_gpus() else _SIZES
     turns = 2 if case.quick else 5
@@ -60,7 +63,7 @@ def allreduce(case: Case) -> Iterator[Reading]:
     yield run_program(program, ranks, sizes[-1], ours, judge=judge)
 
 
-def time_allreduce(sizes: Sequence[int], turns: int) -> Times:
+def time_allreduce(sizes: Sequence[int], turns: int) -> AllreduceTimes:
     """Time allreduces on one rank; the ranks' ``main``.
 
     Args:
@@ -70,8 +73,6 @@ def time_allreduce(sizes: Sequence[int], turns: int) -> Times:
     Returns:
         The median seconds of an allreduce, by system and size.
     """
-    import time
-
     import horovod.torch as hvd
     import torch
     import torch.distributed
@@ -81,38 +82,21 @@ def time_allreduce(sizes: Sequence[int], turns: int) -> Times:
     device = torch.device("cuda" if on_gpu else "cpu")
     torch.zeros(1, device=device)  # the current device is set when CUDA starts
     torch.distributed.init_process_group("nccl" if on_gpu else "gloo")
-    found: dict[str, dict[int, list[float]]] = {_OURS: {}, _PEER: {}}
+    found: AllreduceTimes = {_OURS: {}, _PEER: {}}
     for size in sizes:
         tensor = torch.zeros(size // 4, device=device)
+        systems = {
+            _OURS: partial(hvd.allreduce_, tensor, name=f"of {size}", op=hvd.Sum),
+            _PEER: partial(torch.distributed.all_reduce, tensor),
+        }
         count = max(10, min(50, (1 << 30) // size))
-
-        def once(system: str, tensor: torch.Tensor = tensor, name: str = f"of {size}") -> None:
-            if system == _OURS:
-                hvd.allreduce_(tensor, name=name, op=hvd.Sum)
-            else:
-                torch.distributed.all_reduce(tensor)
-
-        for turn in range(turns + 1):
-            for system in (_OURS, _PEER) if turn % 2 else (_PEER, _OURS):
-                hvd.barrier()
-                if on_gpu:
-                    torch.cuda.synchronize()
-                start = time.perf_counter()
-                for _ in range(count):
-                    once(system)
-                if on_gpu:
-                    torch.cuda.synchronize()
-                if turn:  # the first one makes buffers and connections
-                    seconds = (time.perf_counter() - start) / count
-                    found[system].setdefault(size, []).append(seconds)
+        for system, seconds in take_turns(systems, turns + 1, count).items():
+            found[system][size] = seconds
     torch.distributed.destroy_process_group()
-    return {
-        system: {size: median(seconds) for size, seconds in by_size.items()}
-        for system, by_size in found.items()
-    }
+    return found
 
 
-def read_times(times: Sequence[Times], *, judge: bool) -> list[Reading]:
+def read_times(times: Sequence[AllreduceTimes], *, judge: bool) -> list[Reading]:
     """What the ranks' times show.
 
     Args:

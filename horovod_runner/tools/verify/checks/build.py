@@ -7,21 +7,22 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from horovod_runner.tools.horovod_build import toolchain
-from horovod_runner.tools.verify.check import Case, Reading, equal
-from horovod_runner.tools.verify.machine import Machine, built
+from horovod_runner.tools.verify.check import Needs, Reading, VerifyCase, check, equal
+from horovod_runner.tools.verify.machine import ThisMachine, built
 
 _PLANES: Final = ("NCCL", "MPI", "GLOO")
 _NUMBERS: Final = 1000  # in a small tensor
 _LARGE: Final = 16 << 20  # numbers in a large one: 64 MiB
 
 
-def libraries(case: Case) -> Iterator[Reading]:
-    """Show how Horovod was built for each framework, and whether one of them reaches the GPUs."""
+@check("howto/gpu.md#building", 60, Needs(frameworks=()))
+def build(case: VerifyCase) -> Iterator[Reading]:
+    """Horovod is built with NCCL for a framework of this environment."""
     yield from read_libraries(case.machine)
 
 
-def read_libraries(machine: Machine) -> list[Reading]:
-    """The readings of :func:`libraries`."""
+def read_libraries(machine: ThisMachine) -> list[Reading]:
+    """What the libraries for the frameworks of a machine show."""
     readings = [_library(each, machine) for each in machine.frameworks]
     if machine.gpus:
         ready = [each.name for each in machine.frameworks if machine.has_nccl(each.name)]
@@ -42,10 +43,9 @@ def read_libraries(machine: Machine) -> list[Reading]:
     return readings
 
 
-def _library(framework: toolchain.Framework, machine: Machine) -> Reading:
+def _library(framework: toolchain.Framework, machine: ThisMachine) -> Reading:
     name = f"Horovod for {framework.name}"
-    kind = f"CUDA {framework.cuda}" if framework.cuda else "CPU build"
-    about = f"{framework.name} {framework.version}, {kind}"
+    about = f"{framework.name} {framework.version}, {framework.kind}"
     horovod = framework.horovod
     if framework.error or horovod is None or horovod.error:
         error = framework.error or (horovod.error if horovod else None) or "not installed"
@@ -71,8 +71,9 @@ class Reduced(NamedTuple):
     device: str
 
 
-def reductions(case: Case) -> Iterator[Reading]:
-    """Reduce tensors of all types on the ranks' devices, and find what carried them."""
+@check("howto/gpu.md#building", 120)
+def reductions(case: VerifyCase) -> Iterator[Reading]:
+    """Horovod's collectives give right results on the ranks' GPUs, and allreduces go over NCCL."""
     timeline = Path(case.folder, "timeline.json")
     runner = case.runner(case.ranks(), timeline=str(timeline))
     numbers = _NUMBERS if case.quick else _LARGE
@@ -95,7 +96,7 @@ def collectives(large: int) -> list[Reduced]:
     size, rank = hvd.size(), hvd.rank()
     found: list[Reduced] = []
 
-    def check(name: str, result: Any, expected: Any) -> None:
+    def compare(name: str, result: Any, expected: Any) -> None:
         right = result.shape == expected.shape and bool((result == expected).all())
         found.append(Reduced(name, right, result.device.type))
 
@@ -104,26 +105,26 @@ def collectives(large: int) -> list[Reduced]:
     others = size * (size - 1) // 2  # the sum of the ranks
     for dtype in (torch.float16, torch.float32, torch.float64, torch.int32, torch.int64):
         name, mine = str(dtype).removeprefix("torch."), (base + rank).to(dtype)
-        check(f"sum of {name}", hvd.allreduce(mine, op=hvd.Sum), (base * size + others).to(dtype))
-        check(f"maximum of {name}", hvd.allreduce(mine, op=hvd.Max), (base + size - 1).to(dtype))
+        compare(f"sum of {name}", hvd.allreduce(mine, op=hvd.Sum), (base * size + others).to(dtype))
+        compare(f"maximum of {name}", hvd.allreduce(mine, op=hvd.Max), (base + size - 1).to(dtype))
     mine, plain = (base + rank).float(), base.float()
-    check("average", hvd.allreduce(mine, op=hvd.Average), plain + (size - 1) / 2)
+    compare("average", hvd.allreduce(mine, op=hvd.Average), plain + (size - 1) / 2)
     scaled = hvd.allreduce(mine, op=hvd.Sum, prescale_factor=0.5, postscale_factor=4.0)
-    check("scaled sum", scaled, 2 * (plain * size + others))
+    compare("scaled sum", scaled, 2 * (plain * size + others))
     for number, part in enumerate(hvd.grouped_allreduce([mine, mine * 2, mine * 4], op=hvd.Sum)):
-        check(f"tensor {number} of a group", part, 2**number * (plain * size + others))
-    check("broadcast", hvd.broadcast(mine, size - 1), plain + size - 1)
+        compare(f"tensor {number} of a group", part, 2**number * (plain * size + others))
+    compare("broadcast", hvd.broadcast(mine, size - 1), plain + size - 1)
     ranks = torch.arange(size, device=device)
-    check(
+    compare(
         "allgather",
         hvd.allgather(torch.full((2,), rank, device=device)),
         ranks.repeat_interleave(2),
     )
-    check("alltoall", hvd.alltoall(ranks + size * rank), ranks * size + rank)
+    compare("alltoall", hvd.alltoall(ranks + size * rank), ranks * size + rank)
     part = hvd.reducescatter(torch.ones(2 * size, device=device), op=hvd.Sum)
-    check("reducescatter", part, torch.full((2,), float(size), device=device))
+    compare("reducescatter", part, torch.full((2,), float(size), device=device))
     tensor = torch.full((large,), float(rank), device=device)
-    check("large sum", hvd.allreduce_(tensor, op=hvd.Sum), torch.full_like(tensor, float(others)))
+    compare("large sum", hvd.allreduce_(tensor, op=hvd.Sum), torch.full_like(tensor, float(others)))
     return found
 
 

@@ -14,7 +14,7 @@ import psutil
 
 from horovod_runner.common.text import bytes_text
 from horovod_runner.errors import CancelledError, HangError, RankFailedError
-from horovod_runner.tools.verify.check import Case, Reading, equal, listed
+from horovod_runner.tools.verify.check import Reading, VerifyCase, check, equal, listed
 
 _HELD: Final = 1 << 30  # bytes that a rank allocates on its GPU
 _QUICK_HELD: Final = 1 << 20
@@ -31,7 +31,7 @@ _ENDS: Final[Mapping[str, type[BaseException]]] = {
 }
 
 
-class Seen(NamedTuple):
+class FailedRun(NamedTuple):
     """One run that failed.
 
     Attributes:
@@ -49,14 +49,15 @@ class Seen(NamedTuple):
     after: dict[str, int]
 
 
-def memory(case: Case) -> Iterator[Reading]:
-    """Let runs fail in several ways, and look at what they leave behind."""
+@check("reference/failures.md", 240)
+def failures(case: VerifyCase) -> Iterator[Reading]:
+    """When a run has failed, no process of it is left, and the memory of its GPUs is free."""
     own = {gpu.uuid for gpu in case.machine.gpus}
     for how in ("exception", "killed") if case.quick else _ENDS:
         yield from read_failure(_fail(case, how, own), on_gpus=case.on_gpus())
 
 
-def _fail(case: Case, how: str, own: set[str]) -> Seen:
+def _fail(case: VerifyCase, how: str, own: set[str]) -> FailedRun:
     before = used_memory(own)
     sign = Path(case.folder, f"{how}.held")
     size = case.ranks()
@@ -79,7 +80,7 @@ def _fail(case: Case, how: str, own: set[str]) -> Seen:
     kind = type(error).__name__
     text = kind if isinstance(error, _ENDS[how]) else f"{kind}: {error}"
     after = _freed(own, before)
-    return Seen(how, text, _processes(), before, during, after)
+    return FailedRun(how, text, _processes(), before, during, after)
 
 
 def _processes() -> int:
@@ -168,7 +169,7 @@ def _more(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]
     return {uuid: more for uuid, more in grown.items() if more > _NOISE}
 
 
-def read_failure(seen: Seen, *, on_gpus: bool) -> list[Reading]:
+def read_failure(seen: FailedRun, *, on_gpus: bool) -> list[Reading]:
     """What a failed run shows.
 
     Args:
@@ -191,8 +192,9 @@ def read_failure(seen: Seen, *, on_gpus: bool) -> list[Reading]:
     return [*readings, Reading(name, ", ".join(sums), expected, ok)]
 
 
-def restart(case: Case) -> Iterator[Reading]:
-    """Kill a rank in the middle of a training, which resumes from a checkpoint of GPU tensors."""
+@check("howto/checkpoints.md", 120)
+def restart(case: VerifyCase) -> Iterator[Reading]:
+    """A killed rank is relaunched, and resumes from a checkpoint of GPU tensors."""
     folder = f"{case.folder}/checkpoints"
     runner = case.runner(case.ranks(), max_restarts=1, checkpoint_dir=folder)
     results = runner.run_all(count_up, folder=folder)

@@ -8,14 +8,14 @@ from statistics import median
 from typing import Any, Final, NamedTuple
 
 from horovod_runner.results.page.numbers import duration
-from horovod_runner.tools.verify.check import Case, Reading, equal, speed
+from horovod_runner.tools.verify.check import Needs, Reading, VerifyCase, check, equal, speed
 
 _LEAST: Final = 0.8  # of the speed of steps whose batch is on the GPU already
 _PINNED: Final = "Memcpy HtoD (Pinned -> Device)"
 _STEP_SECONDS: Final = 0.01
 
 
-class Size(NamedTuple):
+class FeedSize(NamedTuple):
     """The dataset: rows, numbers in a row, and rows in a batch of one rank."""
 
     rows: int
@@ -23,8 +23,8 @@ class Size(NamedTuple):
     batch: int
 
 
-_FULL: Final = Size(8192, 3 * 64 * 64, 128)
-_QUICK: Final = Size(256, 48, 16)
+_FULL: Final = FeedSize(8192, 3 * 64 * 64, 128)
+_QUICK: Final = FeedSize(256, 48, 16)
 
 
 class Fed(NamedTuple):
@@ -48,8 +48,9 @@ class Fed(NamedTuple):
     plain: float
 
 
-def feed(case: Case) -> Iterator[Reading]:
-    """Read a dataset on all ranks."""
+@check("howto/gpu.md#how-fast", 120, Needs(packages=("pyarrow",)))
+def feed(case: VerifyCase) -> Iterator[Reading]:
+    """Batches arrive on the rank's GPU, through pinned memory, while the step before computes."""
     from horovod_runner.data import parquet
 
     size = _QUICK if case.quick or not case.on_gpus() else _FULL
@@ -59,7 +60,7 @@ def feed(case: Case) -> Iterator[Reading]:
     yield from read_feed(results, size, on_gpus=case.on_gpus(), judge=case.judges_speed())
 
 
-def write_rows(path: Path, size: Size) -> None:
+def write_rows(path: Path, size: FeedSize) -> None:
     """Write a dataset in which all numbers of row n are n."""
     import numpy as np
     import pyarrow as pa
@@ -71,7 +72,7 @@ def write_rows(path: Path, size: Size) -> None:
     pq.write_table(table, path, row_group_size=max(1, size.rows // 16))
 
 
-def read(data: Any, size: Size) -> Fed:
+def read(data: Any, size: FeedSize) -> Fed:
     """Read the dataset, and time steps with it and without; the ranks' ``main``."""
     import time
 
@@ -145,7 +146,9 @@ def profiled(on_gpu: bool) -> Any:
     return profile(activities=[ProfilerActivity.CUDA]) if on_gpu else nullcontext()
 
 
-def read_feed(results: Sequence[Fed], size: Size, *, on_gpus: bool, judge: bool) -> list[Reading]:
+def read_feed(
+    results: Sequence[Fed], size: FeedSize, *, on_gpus: bool, judge: bool
+) -> list[Reading]:
     """What the ranks measured.
 
     Args:

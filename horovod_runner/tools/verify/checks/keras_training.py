@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from horovod_runner.tools.verify.check import Case, Reading, equal
+from horovod_runner.tools.verify.check import Needs, Reading, VerifyCase, check, equal
 
 _FEATURES = 8
 
@@ -26,17 +26,19 @@ class Fitted(NamedTuple):
     weights: list[float]
 
 
-def tensorflow(case: Case) -> Iterator[Reading]:
-    """Keras on TensorFlow."""
+@check("howto/keras.md", 150, Needs(frameworks=("tensorflow",), packages=("keras",)))
+def keras_tensorflow(case: VerifyCase) -> Iterator[Reading]:
+    """Keras trains on the ranks' GPUs with its TensorFlow backend."""
     yield from _fit(case, "tensorflow")
 
 
-def torch(case: Case) -> Iterator[Reading]:
-    """Keras on torch."""
+@check("howto/keras.md", 150, Needs(packages=("keras",)))
+def keras_torch(case: VerifyCase) -> Iterator[Reading]:
+    """Keras trains on the ranks' GPUs with its torch backend."""
     yield from _fit(case, "torch")
 
 
-def _fit(case: Case, backend: str) -> list[Reading]:
+def _fit(case: VerifyCase, backend: str) -> list[Reading]:
     variables = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "2"}
     runner = case.runner(case.ranks(backend), backend, env=variables)
     epochs, rows = (3, 256) if case.quick else (5, 4096)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from horovod_runner.common.text import count_text
 from horovod_runner.errors import GpuError
-from horovod_runner.tools.verify.check import Case, Reading, equal, listed
-from horovod_runner.tools.verify.machine import Machine
+from horovod_runner.tools.verify.check import Needs, Reading, VerifyCase, check, equal, listed
+from horovod_runner.tools.verify.machine import ThisMachine
+
+_PAGE: Final = "howto/gpu.md#which-gpu-a-rank-gets"
+_GPU: Final = Needs(gpus=1)
+_TENSORFLOW: Final = Needs(gpus=1, frameworks=("tensorflow",))
 
 
 class Device(NamedTuple):
@@ -77,41 +81,47 @@ def tensorflow_device(pin: bool) -> Device:
     return Device(hvd.local_rank(), False, len(physical), current, "", float(total[0]))
 
 
-def current(case: Case) -> Iterator[Reading]:
-    """The default: all GPUs are visible, and the rank's own is the current device."""
+@check(_PAGE, 90, _GPU)
+def current(case: VerifyCase) -> Iterator[Reading]:
+    """Each rank gets one GPU, in the order of local_rank, and code that pins nothing uses it."""
     yield from _run(case, pin=False, expected=_in_order(case.machine))
 
 
-def pinned(case: Case) -> Iterator[Reading]:
-    """The default, with code that pins by local_rank."""
+@check(_PAGE, 90, _GPU)
+def pinned(case: VerifyCase) -> Iterator[Reading]:
+    """Code that pins itself by hvd.local_rank() uses the rank's own GPU."""
     yield from _run(case, pin=True, expected=_in_order(case.machine))
 
 
-def mask(case: Case) -> Iterator[Reading]:
-    """``gpu_pinning="mask"``: a rank sees its own GPU alone."""
+@check(_PAGE, 90, _GPU)
+def mask(case: VerifyCase) -> Iterator[Reading]:
+    """gpu_pinning="mask" shows a rank only its own GPU, as device 0."""
     own = [Expected(1, 0, gpu.uuid) for gpu in case.machine.gpus]
     yield from _run(case, pin=False, expected=own, gpu_pinning="mask")
 
 
-def reordered(case: Case) -> Iterator[Reading]:
-    """The user's CUDA_VISIBLE_DEVICES decides on the order of the GPUs."""
+@check(_PAGE, 90, Needs(gpus=2))
+def order(case: VerifyCase) -> Iterator[Reading]:
+    """The ranks follow the order of CUDA_VISIBLE_DEVICES."""
     backwards = case.machine.gpus[::-1]
     # In this process alone, which runs this check alone.
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.uuid or gpu.device for gpu in backwards)
-    turned = Machine(gpus=backwards)
+    turned = ThisMachine(gpus=backwards)
     yield from _run(case, pin=True, expected=_in_order(turned))
 
 
-def several_each(case: Case) -> Iterator[Reading]:
-    """``gpus_per_rank=2``: the first GPU of each rank is at the index local_rank."""
+@check(_PAGE, 90, Needs(gpus=4))
+def two_each(case: VerifyCase) -> Iterator[Reading]:
+    """With gpus_per_rank=2, devices[hvd.local_rank()] is the first GPU of each rank."""
     count = len(case.machine.gpus) // 2
     firsts = case.machine.gpus[: 2 * count : 2]
     expected = [Expected(2 * count, rank, gpu.uuid) for rank, gpu in enumerate(firsts)]
     yield from _run(case, pin=True, expected=expected, gpus_per_rank=2)
 
 
-def preloaded(case: Case) -> Iterator[Reading]:
-    """``preload_frameworks=True``: ranks that are forked with torch imported use their GPUs."""
+@check("howto/warm.md", 90, _GPU)
+def preloaded(case: VerifyCase) -> Iterator[Reading]:
+    """Ranks that are forked with torch imported use their GPUs."""
     runner = case.runner(case.ranks(), preload_frameworks=True)
     runner.run(torch_device, pin=False)  # starts the process that they are forked from
     results = runner.run_all(torch_device, pin=False)
@@ -127,29 +137,33 @@ def read_start(texts: Sequence[str]) -> Reading:
     return Reading("start of the ranks", seen, "warm", seen == "warm")
 
 
-def tensorflow_current(case: Case) -> Iterator[Reading]:
-    """TensorFlow sees the rank's own GPU alone."""
+@check(_PAGE, 120, _TENSORFLOW)
+def tensorflow(case: VerifyCase) -> Iterator[Reading]:
+    """TensorFlow sees only the rank's own GPU."""
     yield from _run_tensorflow(case, pin=False)
 
 
-def tensorflow_pins_itself(case: Case) -> Iterator[Reading]:
-    """TensorFlow, with code that pins by local_rank."""
+@check(_PAGE, 120, _TENSORFLOW)
+def tensorflow_pinned(case: VerifyCase) -> Iterator[Reading]:
+    """TensorFlow code that pins itself by hvd.local_rank() uses the rank's own GPU."""
     yield from _run_tensorflow(case, pin=True)
 
 
-def _run_tensorflow(case: Case, *, pin: bool) -> list[Reading]:
+def _run_tensorflow(case: VerifyCase, *, pin: bool) -> list[Reading]:
     expected = [e._replace(uuid="") for e in _in_order(case.machine)]
     runner = case.runner(len(expected), "tensorflow")
     return read_devices(runner.run_all(tensorflow_device, pin=pin), expected)
 
 
-def hidden(case: Case) -> Iterator[Reading]:
-    """``gpus_per_rank=0`` trains on CPUs."""
+@check("howto/gpu.md", 60)
+def hidden(case: VerifyCase) -> Iterator[Reading]:
+    """gpus_per_rank=0 trains on CPUs."""
     results = case.runner(2, gpus_per_rank=0).run_all(torch_device, pin=False)
     yield from read_devices(results, [Expected(0, -1, "")] * 2)
 
 
-def refused(case: Case) -> Iterator[Reading]:
+@check(_PAGE, 60)
+def refused(case: VerifyCase) -> Iterator[Reading]:
     """A run with more ranks than GPUs is refused before a rank starts."""
     count = len(case.machine.gpus)
     runner = case.runner(count + 1, gpus_per_rank=1)
@@ -167,8 +181,12 @@ def refused(case: Case) -> Iterator[Reading]:
     yield equal("ranks that were started", started, 0)
 
 
-def shared(case: Case) -> Iterator[Reading]:
-    """``gpus_per_rank=0.5``: two ranks on one GPU, which reduce on the CPU."""
+@check("howto/gpu.md#two-ranks-on-one-gpu", 150, _GPU)
+def shared(case: VerifyCase) -> Iterator[Reading]:
+    """gpus_per_rank=0.5 puts two ranks on one GPU.
+
+    They reduce on the CPU, because NCCL has one rank per GPU.
+    """
     runner = case.runner(2, gpus_per_rank=0.5)
     results = runner.run_all(torch_device, pin=False, on_cpu=True)
     yield from read_devices(results, [Expected(1, 0, case.machine.gpus[0].uuid)] * 2)
@@ -261,12 +279,14 @@ class Expected(NamedTuple):
     uuid: str
 
 
-def _in_order(machine: Machine) -> list[Expected]:
+def _in_order(machine: ThisMachine) -> list[Expected]:
     """A GPU for each rank in the order of local_rank, all of them visible."""
     return [Expected(len(machine.gpus), n, gpu.uuid) for n, gpu in enumerate(machine.gpus)]
 
 
-def _run(case: Case, *, pin: bool, expected: Sequence[Expected], **options: Any) -> list[Reading]:
+def _run(
+    case: VerifyCase, *, pin: bool, expected: Sequence[Expected], **options: Any
+) -> list[Reading]:
     results = case.runner(len(expected), **options).run_all(torch_device, pin=pin)
     return read_devices(results, expected)
 

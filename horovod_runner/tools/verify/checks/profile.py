@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from horovod_runner.common.text import bytes_text
-from horovod_runner.tools.verify.check import Case, Reading, equal, listed
+from horovod_runner.tools.verify.check import Reading, VerifyCase, check, equal, listed
 from horovod_runner.wire.measurements import Machine
 
 _SECONDS: Final = 13.0  # a run measures its GPUs every five seconds
@@ -16,8 +16,9 @@ _QUICK_SECONDS: Final = 1.0
 _FEWEST_STEPS: Final = 25  # torch's profiler records steps 10 to 20
 
 
-def profile(case: Case) -> Iterator[Reading]:
-    """Train for some seconds with torch's profiler, and look at what was measured."""
+@check("howto/gpu.md#how-busy-they-are", 120)
+def profile(case: VerifyCase) -> Iterator[Reading]:
+    """A run measures its GPUs, and torch's profiler records their kernels."""
     traces = Path(case.folder, "traces")
     runner = case.runner(case.ranks(), torch_profiler=str(traces))
     seconds = _QUICK_SECONDS if case.quick else _SECONDS

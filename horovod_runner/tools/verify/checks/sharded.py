@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from horovod_runner.tools.verify.check import Case, Reading, equal
+from horovod_runner.tools.verify.check import Reading, VerifyCase, check, equal
 
 _CLOSE: Final = 1e-3  # relative
 _FEATURES: Final = 64
@@ -30,8 +30,9 @@ class Sharded(NamedTuple):
     expected: list[float]
 
 
-def fsdp(case: Case) -> Iterator[Reading]:
-    """Train a sharded model and one that is not."""
+@check("howto/gpu.md#other-libraries", 120)
+def fsdp2(case: VerifyCase) -> Iterator[Reading]:
+    """FSDP2 shards a model over the ranks' GPUs, with the losses of the model in one piece."""
     results = case.runner(case.ranks()).run_all(train, steps=3 if case.quick else 20)
     yield from read_sharded(results, "cuda" if case.on_gpus() else "cpu")
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from statistics import mean, median
+from collections.abc import Callable, Iterator, Sequence
+from statistics import mean
 from typing import Any, Final, NamedTuple
 
 from horovod_runner.results.page.numbers import duration
-from horovod_runner.tools.verify.check import Case, Reading, equal, speed
+from horovod_runner.tools.verify.check import Needs, Reading, VerifyCase, check, equal, speed
+from horovod_runner.tools.verify.checks.timing import take_turns
 
 _LEAST: Final = {"plain PyTorch": 0.95, "DDP": 0.85}
 _CLOSE: Final = 0.02  # relative; convolutions on GPUs do not sum in a fixed order
 _LATER: Final = 5  # a step; after many, the order of the sums matters more and more
 
 
-class Size(NamedTuple):
+class TrainingSize(NamedTuple):
     """How much to train.
 
     Attributes:
@@ -32,11 +33,11 @@ class Size(NamedTuple):
     turns: int
 
 
-_FULL: Final = Size(64, 32, 224, 10, 6)
-_QUICK: Final = Size(8, 2, 32, 1, 2)
+_FULL: Final = TrainingSize(64, 32, 224, 10, 6)
+_QUICK: Final = TrainingSize(8, 2, 32, 1, 2)
 
 
-class Trained(NamedTuple):
+class TrainedRank(NamedTuple):
     """What a rank measured.
 
     Attributes:
@@ -50,31 +51,31 @@ class Trained(NamedTuple):
     spread: float
 
 
-def one_rank(case: Case) -> Iterator[Reading]:
-    """One rank against the same training without Horovod."""
+@check("howto/gpu.md#how-fast", 180)
+def resnet50(case: VerifyCase) -> Iterator[Reading]:
+    """With one rank, ResNet-50 trains as fast as with plain PyTorch, with the same losses."""
     yield from _compare(case, 1, "plain PyTorch")
 
 
-def all_ranks(case: Case) -> Iterator[Reading]:
-    """A rank per GPU, against DistributedDataParallel in the same ranks."""
+@check("howto/gpu.md#how-fast", 180, Needs(several=True))
+def resnet50_all(case: VerifyCase) -> Iterator[Reading]:
+    """With a rank per GPU, ResNet-50 trains about as fast as with DDP, and weights stay equal."""
     yield from _compare(case, case.ranks(), "DDP")
 
 
-def _compare(case: Case, ranks: int, peer: str) -> list[Reading]:
+def _compare(case: VerifyCase, ranks: int, peer: str) -> list[Reading]:
     size = _QUICK if case.quick or not case.on_gpus() else _FULL
     results = case.runner(ranks).run_all(train, size=size, peer=peer)
     return read_training(results, size, peer, judge=case.judges_speed())
 
 
-def train(size: Size, peer: str) -> Trained:
+def train(size: TrainingSize, peer: str) -> TrainedRank:
     """Train ResNet-50 in turns with Horovod and with a peer; the ranks' ``main``.
 
     Args:
         size: how much.
         peer: "plain PyTorch" or "DDP".
     """
-    import time
-
     import horovod.torch as hvd
     import torch
     import torch.distributed
@@ -91,7 +92,13 @@ def train(size: Size, peer: str) -> Trained:
     if peer == "DDP":
         torch.distributed.init_process_group("nccl" if on_gpu else "gloo")
 
-    def prepare(system: str) -> tuple[Any, Any]:
+    random = torch.Generator().manual_seed(hvd.rank())
+    images = torch.randn(size.batch, 3, size.side, size.side, generator=random).to(device)
+    labels = torch.randint(1000, [size.batch], generator=random).to(device)
+    losses: dict[str, list[Any]] = {"Horovod": [], peer: []}
+    nets: dict[str, Any] = {}
+
+    def prepare(system: str) -> Callable[[], None]:
         net: Any = resnet50(size.width).to(device)
         optimizer: Any = torch.optim.SGD(net.parameters(), 0.001, momentum=0.9)
         if system == "Horovod":
@@ -99,44 +106,32 @@ def train(size: Size, peer: str) -> Trained:
             optimizer = hvd.DistributedOptimizer(optimizer, net.named_parameters())
         elif system == "DDP":
             net = DistributedDataParallel(net)
-        return net, optimizer
+        nets[system] = net
 
-    random = torch.Generator().manual_seed(hvd.rank())
-    images = torch.randn(size.batch, 3, size.side, size.side, generator=random).to(device)
-    labels = torch.randint(1000, [size.batch], generator=random).to(device)
-    systems = {system: prepare(system) for system in ("Horovod", peer)}
-    seconds: dict[str, list[float]] = {system: [] for system in systems}
-    losses: dict[str, list[Any]] = {system: [] for system in systems}
-    for turn in range(size.turns):
-        for system in list(systems) if turn % 2 else list(systems)[::-1]:
-            net, optimizer = systems[system]
-            hvd.barrier()
-            if on_gpu:
-                torch.cuda.synchronize()
-            start = time.perf_counter()
-            for _ in range(size.steps):
-                optimizer.zero_grad()
-                loss = torch.nn.functional.cross_entropy(net(images), labels)
-                loss.backward()
-                optimizer.step()
-                losses[system].append(loss.detach())
-            if on_gpu:
-                torch.cuda.synchronize()
-            if turn:  # in the first one cuDNN chooses its algorithms
-                seconds[system].append((time.perf_counter() - start) / size.steps)
-    weights = torch.cat([w.detach().flatten() for w in systems["Horovod"][0].parameters()])
+        def step() -> None:
+            optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(net(images), labels)
+            loss.backward()
+            optimizer.step()
+            losses[system].append(loss.detach())
+
+        return step
+
+    steps = {system: prepare(system) for system in losses}
+    seconds = take_turns(steps, size.turns, size.steps)
+    weights = torch.cat([w.detach().flatten() for w in nets["Horovod"].parameters()])
     most, least = (hvd.allreduce(weights, op=op) for op in (hvd.Max, hvd.Min))
     if peer == "DDP":
         torch.distributed.destroy_process_group()
-    return Trained(
-        {system: median(each) for system, each in seconds.items()},
+    return TrainedRank(
+        seconds,
         {system: (float(each[0]), float(each[:_LATER][-1])) for system, each in losses.items()},
         float((most - least).max()),
     )
 
 
 def read_training(
-    results: Sequence[Trained], size: Size, peer: str, *, judge: bool
+    results: Sequence[TrainedRank], size: TrainingSize, peer: str, *, judge: bool
 ) -> list[Reading]:
     """What the ranks measured.
 

@@ -1,0 +1,43 @@
+"""Times systems against each other in the same ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from statistics import median
+
+
+def take_turns(
+    systems: Mapping[str, Callable[[], object]], turns: int, count: int
+) -> dict[str, float]:
+    """Time systems in turns on this rank, after ``hvd.init()``.
+
+    Args:
+        systems: what to time, by name.
+        turns: how often each has its turn. The first turn is not counted: it makes buffers and
+            connections, and cuDNN chooses its algorithms.
+        count: how many calls a turn has.
+
+    Returns:
+        The median seconds of a call, by name.
+    """
+    import time
+
+    import horovod.torch as hvd
+    import torch
+
+    def wait() -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+
+    seconds: dict[str, list[float]] = {system: [] for system in systems}
+    for turn in range(turns):
+        for system in list(systems) if turn % 2 else list(systems)[::-1]:
+            hvd.barrier()
+            wait()
+            start = time.perf_counter()
+            for _ in range(count):
+                systems[system]()
+            wait()
+            if turn:
+                seconds[system].append((time.perf_counter() - start) / count)
+    return {system: median(each) for system, each in seconds.items()}
