@@ -13,7 +13,7 @@ A unit is a range of rows that one process packs at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -61,11 +61,7 @@ class Layout(msgspec.Struct, frozen=True):
         """Split a chunk into its columns, by name."""
         columns = dict(chunk.ragged)
         for group, matrix in zip(self.groups(), chunk.matrices, strict=True):
-            at = 0
-            for column in group:
-                part = matrix[:, at : at + column.width]
-                columns[column.name] = Rows(part.reshape(chunk.rows, *column.shape))
-                at += column.width
+            columns.update(columns_in(matrix, group))
         return columns
 
     def allocated_sizes(self) -> dict[str, int]:
@@ -106,6 +102,15 @@ class Layout(msgspec.Struct, frozen=True):
 
 
 _decode_layout: Final = msgspec.json.Decoder(Layout).decode
+
+
+def columns_in(matrix: Array, group: Sequence[Column]) -> Iterator[tuple[str, Rows]]:
+    """Yield the columns that lie side by side in a matrix, by name, as views."""
+    at = 0
+    for column in group:
+        part = matrix[:, at : at + column.width]
+        yield column.name, Rows(part.reshape(len(matrix), *column.shape))
+        at += column.width
 
 
 class Chunk(msgspec.Struct):

@@ -158,11 +158,11 @@ def join(pieces: Sequence[Piece], schema: pa.Schema, folder: Path) -> Pieces:
         DataError: Spark ML vectors differ in size.
     """
     filled = [piece for piece in pieces if piece.rows]
-    columns = []
+    columns = {}
     for name, by_type in column_types.columns_of(schema).items():
         in_pieces = {column for piece in filled for column in piece.columns if column.name == name}
         lengths = {length for piece in filled for length in piece.lengths.get(name, ())}
-        columns.append(_common(by_type, in_pieces, lengths))
+        columns[name] = _common(by_type, in_pieces, lengths)
     content = repr([(piece.rows, piece.columns, piece.sample) for piece in filled]).encode()
     return Pieces(
         folder,
