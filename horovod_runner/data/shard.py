@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import pickle
 import socket
 import time
@@ -31,7 +30,7 @@ from horovod_runner.data.feed.options import (
 )
 from horovod_runner.data.feed.order import LastBatch, Order, PerRankOrder
 from horovod_runner.data.pack.columns import Array, Column
-from horovod_runner.data.pack.layout import Layout
+from horovod_runner.data.pack.layout import Layout, fingerprint_of
 from horovod_runner.data.pack.store import Store
 from horovod_runner.data.place import place, run_folder
 from horovod_runner.data.read.decoded import Decoded
@@ -329,8 +328,7 @@ class Shard:
         layout = Layout(columns, reader.units, reader.fingerprint)
         # Ranks that have rows of their own have stores of their own.
         rank = None if self._counts is None else place()[0]
-        content = repr((layout.fingerprint, layout.columns, rank, images)).encode()
-        name = hashlib.blake2b(content, digest_size=8).hexdigest()
+        name = fingerprint_of(repr((layout.fingerprint, layout.columns, rank, images)))
         store = Store.create(run_folder() / name, layout)
         with clock.timing("data"), clock.stage("pack"):
             store.fill(lambda unit: reader.chunks(unit, layout), self._report_progress())

@@ -13,6 +13,7 @@ A unit is a range of rows that one process packs at a time.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +22,7 @@ import msgspec
 import numpy as np
 
 from horovod_runner.data.pack.columns import Array, Column, Rows
+from horovod_runner.data.pack.file_locks import write_whole
 from horovod_runner.errors import DataError
 
 _LAYOUT = "layout.json"
@@ -76,9 +78,7 @@ class Layout(msgspec.Struct, frozen=True):
 
     def save(self, folder: Path) -> None:
         """Write ``layout.json``, after the other files; also a crash leaves all of it or none."""
-        draft = folder / f"{_LAYOUT}.part"
-        draft.write_bytes(msgspec.json.encode(self))
-        draft.replace(folder / _LAYOUT)
+        write_whole(folder / _LAYOUT, msgspec.json.encode(self))
 
     @staticmethod
     def is_saved(folder: Path) -> bool:
@@ -125,6 +125,11 @@ class Chunk(msgspec.Struct):
     rows: int
     matrices: list[Any]
     ragged: dict[str, Rows]
+
+
+def fingerprint_of(content: str) -> str:
+    """A short text that differs for different contents."""
+    return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
 
 
 class UnitSizes(msgspec.Struct):

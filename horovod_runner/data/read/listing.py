@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from horovod_runner.data.pack.layout import fingerprint_of
 from horovod_runner.data.read.files import (
     File,
     Files,
@@ -147,7 +147,6 @@ def inspect(filesystem: Any, files: Sequence[File], reading: Reading) -> Files:
     parts, units = _units(groups)
     content = repr([(file.path.rpartition("/")[2], file.version) for file in inspected])
     content += repr(groups) + str(expression)
-    fingerprint = hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
     return Files(
         filesystem,
         inspected,
@@ -156,7 +155,7 @@ def inspect(filesystem: Any, files: Sequence[File], reading: Reading) -> Files:
         needed,
         schema=_only(schema, reading.columns),
         units=units,
-        fingerprint=fingerprint,
+        fingerprint=fingerprint_of(content),
         fill_null=reading.fill_null or {},
         ragged=reading.ragged,
     )
