@@ -171,10 +171,10 @@ def decode_rows(
         uint8 array of shape (rows, height, width, channels).
     """
     if name in rows:
-        return image.decode(rows[name].views(), name, buffers)
+        return image.decode(rows[name].cut(rows[name].values.data), name, buffers)
     data, *sizes = (rows[f"{name}.{field}"] for field in _SPARK_FIELDS)
     shapes = np.stack([size.values for size in sizes], axis=1)
-    return image.from_spark(data.views(), shapes, name, buffers)
+    return image.from_spark(data.cut(data.values.data), shapes, name, buffers)
 
 
 def decode_unresized(
