@@ -56,21 +56,17 @@ def did_you_mean(text: str) -> str:
     return f" Did you mean {text}?" if text else ""
 
 
-def parameters_of(arguments: type[Any], defaults: type[Any]) -> list[Parameter]:
+def parameters_of(arguments: type[Any], options: type[Any]) -> list[Parameter]:
     """The parameters that ``**options: Unpack[arguments]`` stands for.
 
     Args:
         arguments: a TypedDict.
-        defaults: a class whose attributes of the same names are the defaults.
+        options: a dataclass with the same names, their types and defaults.
     """
     return [
-        Parameter(
-            name,
-            Parameter.KEYWORD_ONLY,
-            default=getattr(defaults, name),
-            annotation=getattr(type_, "__forward_arg__", type_),
-        )
-        for name, type_ in arguments.__annotations__.items()
+        Parameter(name, Parameter.KEYWORD_ONLY, default=getattr(options, name), annotation=type_)
+        for name, type_ in options.__annotations__.items()
+        if name in arguments.__annotations__
     ]
 
 

@@ -251,10 +251,7 @@ class DataFrameSource(Source):
 
         if shared is None:
             return Spilled(name, staging.bounded_schema(self.dataframe))
-        staged = staging.stage(self.dataframe, shared)
-        if not staged.units:
-            raise DataError("it has no rows: check the query")
-        return staged
+        return _with_rows(staging.stage(self.dataframe, shared))
 
 
 class Staged(Source):
@@ -264,9 +261,13 @@ class Staged(Source):
         self._pieces = pieces
 
     def _prepare(self, name: str, shared: Path | None) -> Prepared:
-        if not self._pieces.units:
-            raise DataError("it has no rows: check the query")
-        return self._pieces
+        return _with_rows(self._pieces)
+
+
+def _with_rows(pieces: Reader) -> Reader:
+    if not pieces.units:
+        raise DataError("it has no rows: check the query")
+    return pieces
 
 
 def source_of(value: object) -> Source | None:

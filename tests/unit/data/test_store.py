@@ -1,4 +1,4 @@
-"""Store: complete or absent, filled by several processes, and errors when files are damaged."""
+"""Stores and pieces: complete or absent, filled by several processes, errors for damaged files."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import pytest
 from horovod_runner.data.pack import columns, store
 from horovod_runner.data.pack.layout import Chunk, Layout
 from horovod_runner.data.pack.store import Store
+from horovod_runner.data.read.pieces import write_together
 from horovod_runner.data.read.readers import Table
 from horovod_runner.errors import DataError
 
@@ -230,3 +231,11 @@ def test_columns_of_one_type_share_a_matrix(parts: Parts) -> None:
     groups = [[column.name for column in group] for group in parts.layout.groups()]
     assert groups == [["a", "c"], ["b"], ["v"]]
     assert columns.Column("x", "vector", "int64", (2, 3)).width == 6
+
+
+def test_a_piece_knows_the_shortest_and_the_longest_list_of_all_its_batches(tmp_path: Path) -> None:
+    lists = [[[1.0, 2.0]], [[3.0, 4.0], [5.0]], [[6.0, 7.0, 8.0]]]
+    batches = [pa.RecordBatch.from_pydict({"x": values}) for values in lists]
+    (piece,) = write_together(tmp_path, "train", 1, lambda number: iter(batches))
+    assert piece.rows == 4
+    assert piece.lengths == {"x": (1, 3)}
