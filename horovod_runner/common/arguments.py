@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Mapping
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from inspect import Parameter
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
@@ -54,8 +56,24 @@ def did_you_mean(text: str) -> str:
     return f" Did you mean {text}?" if text else ""
 
 
+def parameters_of(arguments: type[Any], options: type[Any]) -> list[Parameter]:
+    """The parameters that ``**options: Unpack[arguments]`` stands for.
+
+    Args:
+        arguments: a TypedDict.
+        options: a dataclass with the same names, their types and defaults.
+    """
+    return [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=getattr(options, name), annotation=type_)
+        for name, type_ in options.__annotations__.items()
+        if name in arguments.__annotations__
+    ]
+
+
 def suggest_arguments(
-    aliases: Mapping[str, str] = _EMPTY, elsewhere: Callable[[], Mapping[str, str]] = dict
+    aliases: Mapping[str, str] = _EMPTY,
+    elsewhere: Callable[[], Mapping[str, str]] = dict,
+    options: Sequence[Parameter] = (),
 ) -> Callable[[_Function], _Function]:
     """Decorate a function: for an unknown argument its TypeError names the one that was meant.
 
@@ -64,22 +82,21 @@ def suggest_arguments(
     Args:
         aliases: as in :func:`meant`.
         elsewhere: returns names as in :func:`meant`; called only for an error.
+        options: what the function's last parameter, ``**options``, stands for; ``inspect`` and
+            the docs show these parameters in its place.
     """
-    return lambda function: _checked(function, function.__name__, aliases, elsewhere)
+    return lambda function: _checked(function, function.__name__, aliases, elsewhere, options)
 
 
 def suggest_fields(
-    aliases: Mapping[str, str] = _EMPTY, elsewhere: Callable[[], Mapping[str, str]] = dict
+    aliases: Mapping[str, str] = _EMPTY,
+    elsewhere: Callable[[], Mapping[str, str]] = dict,
+    options: Sequence[Parameter] = (),
 ) -> Callable[[_Class], _Class]:
     """Decorate a class: :func:`suggest_arguments` for its constructor."""
 
     def decorate(kind: _Class) -> _Class:
-        kind.__init__ = _checked(
-            kind.__init__,
-            kind.__name__,
-            aliases,
-            elsewhere,
-        )
+        kind.__init__ = _checked(kind.__init__, kind.__name__, aliases, elsewhere, options)
         return kind
 
     return decorate
@@ -90,10 +107,12 @@ def _checked(
     called: str,
     aliases: Mapping[str, str],
     elsewhere: Callable[[], Mapping[str, str]],
+    options: Sequence[Parameter],
 ) -> _Function:
     code = function.__code__
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    known = names[1:] if names[0] == "self" else names
+    own = names[1:] if names[0] == "self" else names
+    known = (*own, *(option.name for option in options))
     has_only_named = code.co_argcount == 1 and names[0] == "self"
 
     @functools.wraps(function)
@@ -113,6 +132,10 @@ def _checked(
             )
         return function(*args, **kwargs)
 
+    if options:
+        whole = inspect.signature(function)
+        parameters = [*list(whole.parameters.values())[:-1], *options]
+        checked.__signature__ = whole.replace(parameters=parameters)  # type: ignore[attr-defined]
     return checked  # type: ignore[return-value]
 
 

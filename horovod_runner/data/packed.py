@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from horovod_runner.common.arguments import suggest_arguments
@@ -54,7 +54,12 @@ def packed(
         DataError: a column cannot become a tensor or has nulls, there are no rows, there is too
             little room, or ``shared_dir`` is missing on a cluster.
     """
-    _check_kind(dataframe)
+    if not isinstance(source_of(dataframe), DataFrameSource):
+        kind = f"{type(dataframe).__module__}.{type(dataframe).__qualname__}"
+        raise TypeError(
+            f"packed takes a Spark DataFrame, not {kind}: pass other datasets to the run as they "
+            "are"
+        )
     config = DataConfig(shared_dir=shared_dir, disk_limit=disk_limit)
     if config.shared_dir is None and not is_on_this_machine(dataframe.sparkSession):
         raise DataError(
@@ -68,12 +73,3 @@ def packed(
         rows = Staged(staging.stage(dataframe, folder.path))
         rows.prepare("packed(df)", None)  # refuses a DataFrame without rows
         yield rows
-
-
-def _check_kind(dataframe: Any) -> None:
-    if isinstance(source_of(dataframe), DataFrameSource):
-        return
-    kind = f"{type(dataframe).__module__}.{type(dataframe).__qualname__}"
-    raise TypeError(
-        f"packed takes a Spark DataFrame, not {kind}: pass other datasets to the run as they are"
-    )

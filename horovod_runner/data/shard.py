@@ -1,34 +1,56 @@
-"""Shard: a dataset as ``main`` gets it, and the feeds that it makes for this rank."""
+"""Shard: a dataset as ``main`` gets it, packed on this host's disk, and the feeds made from it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+import pickle
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
+import pyarrow as pa
 
-from horovod_runner.common.arguments import suggest_arguments
-from horovod_runner.data.dataset import PackedDataset
-from horovod_runner.data.feed.feed import Feed, dicts_of
+from horovod_runner.common.arguments import parameters_of, suggest_arguments
+from horovod_runner.data.feed.epochs import Epochs
+from horovod_runner.data.feed.feed import Feed, Plan, dicts_of
+from horovod_runner.data.feed.fields import Field, fields_of, names_of
 from horovod_runner.data.feed.options import (
     ALIASES,
     OF_LOADER,
     OF_TF_DATASET,
+    WEIGHT,
+    BatchArguments,
     Columns,
-    Dtypes,
+    FeedArguments,
     FeedOptions,
-    PadRagged,
+    RowArguments,
     Transform,
 )
-from horovod_runner.data.pack.images import Image
-from horovod_runner.data.place import place
+from horovod_runner.data.feed.order import LastBatch, Order, PerRankOrder
+from horovod_runner.data.pack.columns import Array, Column
+from horovod_runner.data.pack.layout import Layout, fingerprint_of
+from horovod_runner.data.pack.store import Store
+from horovod_runner.data.place import place, run_folder
+from horovod_runner.data.read.decoded import Decoded
+from horovod_runner.data.read.readers import Deferred, Reader, name_in_errors
+from horovod_runner.errors import DataError
+from horovod_runner.worker import context
+from horovod_runner.worker.api import log_to_driver
+from horovod_runner.worker.profiling.clock import clock
 
 if TYPE_CHECKING:
     import tensorflow as tf
     import torch
 
+_PROGRESS_SECONDS = 20.0
+_OF_ROWS = parameters_of(RowArguments, FeedOptions)
+_OF_BATCHES = parameters_of(BatchArguments, FeedOptions)
+_OF_FEEDS = parameters_of(FeedArguments, FeedOptions)
 
-class Shard(PackedDataset):
+
+class Shard:
     """A dataset in ``main``: its methods give this rank's part of it.
 
     The columns that are asked for are packed once on each host, by all ranks that ask for them.
@@ -39,22 +61,37 @@ class Shard(PackedDataset):
         reader: the dataset; None in the object that is sent to the ranks, which get it by itself.
     """
 
-    @suggest_arguments(ALIASES)
+    def __init__(self, name: str, reader: Reader | Deferred | None = None) -> None:
+        self._name = name
+        self._given = reader
+        self._resolved: Reader | None = None
+        self._counts: list[int] | None = None  # rows of each rank, if each has rows of its own
+        self._stores: dict[tuple[tuple[str, ...], str], Store] = {}
+        self._epochs = Epochs(name)
+
+    @property
+    def rows(self) -> int:
+        """Rows of the whole dataset, on all ranks."""
+        units = self._reader.units
+        return sum(units if self._counts is None else self._counts)
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the columns; fields of a struct have dotted names."""
+        return list(self._reader.columns)
+
+    def __repr__(self) -> str:
+        try:
+            return f"Shard({self._name}: {self.rows} rows of {', '.join(self.columns)})"
+        except Exception:  # outside main, or its data cannot be read: a method says why
+            return f"Shard({self._name})"
+
+    @suggest_arguments(ALIASES, options=_OF_FEEDS)
     def batches(
         self,
         batch_size: int | None = None,
         columns: Columns | None = None,
-        *,
-        global_batch: int | None = None,
-        shuffle: bool = False,
-        seed: int = 0,
-        last_batch: Literal["pad", "drop", "short"] | None = None,
-        dtypes: Dtypes | None = None,
-        pad_ragged: PadRagged | None = None,
-        images: Mapping[str, Image] | None = None,
-        sample_weights: bool | None = None,
-        transform: Transform | None = None,
-        prefetch: int = 1,
+        **options: Unpack[FeedArguments],
     ) -> Feed[Any]:
         """Batches as dicts of NumPy arrays, with the types that the dataset has.
 
@@ -65,29 +102,9 @@ class Shard(PackedDataset):
                 ...), or to a list of columns side by side, of shape (batch_size, columns). A list
                 of names makes each column a part, and None all columns. Text and bytes are lists,
                 as are ragged columns without ``pad_ragged``.
-            global_batch: rows per step over all ranks, instead of ``batch_size``. Each rank has its
-                part of them; parts differ by one row at most. Steps and their rows are then the
-                same with any number of ranks, and a saved state can be resumed with another one.
-                The feed's ``weight`` is the factor by which this rank's loss counts. A rank whose
-                part is empty gets one row, and its weight is 0.
-            shuffle: shuffle the rows, differently in each epoch.
-            seed: seed of the shuffling; the same on all ranks.
-            last_batch: "pad" fills the last batch with rows that were in the epoch before; the
-                feed's ``real`` counts the other rows. "drop" leaves out the rows that do not fill a
-                batch on every rank. "short" gives the last batch the rows that are left, so each
-                row comes once; only with ``global_batch``. None is "short" with ``global_batch``,
-                and "pad" with ``batch_size``.
-            dtypes: NumPy types to convert numbers to, by part, or one type for all parts but
-                images. None keeps the types.
-            pad_ragged: for ragged columns, by part: a number that fills up short rows, to the
-                longest of the batch; or (number, length), which also cuts long ones.
-            images: for columns of images: what they become, by column.
-            sample_weights: add a part "weight" at the end, of shape (batch_size,): 1.0 for each
-                row, and 0.0 for padding. Keras takes it as sample weights. With ``global_batch``
-                the weights of rows make up for unequal parts, too. None is False here.
-            transform: called with each batch, in the thread that prepares it; what it returns
-                replaces the batch.
-            prefetch: how many chunks of batches, of about 3 MB each, are prepared ahead.
+            options: see :class:`~horovod_runner.data.feed.options.RowArguments`,
+                :class:`~horovod_runner.data.feed.options.BatchArguments` and
+                :class:`~horovod_runner.data.feed.options.FeedArguments`.
 
         Returns:
             A feed. Each iteration over it is the next epoch, also if it is made anew in each epoch.
@@ -99,139 +116,238 @@ class Shard(PackedDataset):
                 ``global_batch`` is given.
             ValueError: an argument is out of range.
         """
-        options = FeedOptions.of("numpy", locals())
-        return Feed(self._plan(options), dicts_of(options.transform))
+        made = FeedOptions(framework="numpy", batch_size=batch_size, columns=columns, **options)
+        return Feed(self._plan(made), dicts_of(made.transform))
 
-    @suggest_arguments(ALIASES)
-    def to_torch(  # noqa: D417 - see batches
+    @suggest_arguments(ALIASES, options=_OF_FEEDS)
+    def to_torch(
         self,
         batch_size: int | None = None,
         columns: Columns | None = None,
         *,
-        global_batch: int | None = None,
-        shuffle: bool = False,
-        seed: int = 0,
-        last_batch: Literal["pad", "drop", "short"] | None = None,
-        dtypes: Dtypes | None = None,
-        pad_ragged: PadRagged | None = None,
-        images: Mapping[str, Image] | None = None,
-        sample_weights: bool | None = None,
-        transform: Transform | None = None,
         device: torch.device | str | None = None,
-        prefetch: int = 1,
+        **options: Unpack[FeedArguments],
     ) -> Feed[Any]:
         """Batches as tuples of tensors if ``columns`` is a dict, otherwise as dicts of tensors.
 
         float64 becomes float32, and images have the shape (batch_size, channels, height, width).
-        More on each argument stands at :meth:`batches`.
+        With ``global_batch``, every ``backward()`` during a loop over the feed is weighted by the
+        ``weight`` of its batch, so that a step of an optimizer that averages gradients equals that
+        of one process. ``sample_weights=True`` leaves ``backward()`` as it is: multiply the losses
+        per row by the weights. Keras does.
 
         Args:
-            batch_size: rows per batch on each rank; or pass ``global_batch``.
-            columns: a dict of each part's name to its column, or to a list of columns side by side.
-                A list of names makes each column a part, and None all columns.
-            global_batch: rows per step over all ranks, see :meth:`batches`. During a loop over the
-                feed every ``backward()`` is weighted by the ``weight`` of its batch, so that a step
-                of an optimizer that averages gradients equals that of one process.
-            shuffle: shuffle the rows, differently in each epoch; ``seed`` is the same on all ranks.
-            last_batch: "pad" fills the last batch with earlier rows, "drop" leaves it out, and
-                "short" is for ``global_batch`` alone. None is "short" with it, otherwise "pad".
-            sample_weights: see :meth:`batches`. True leaves ``backward()`` as it is: multiply the
-                losses per row by the weights. Keras does.
-            dtypes: NumPy types by part, or one for all parts but images. None: float64 becomes
-                float32, other types stay.
-            transform: called with each batch as a dict of NumPy arrays, which have these types and
-                shapes already.
+            batch_size: as in :meth:`batches`.
+            columns: as in :meth:`batches`.
             device: where the tensors go. None: this rank's GPU if there is one, copied from pinned
                 memory while the batch before is in use; otherwise the CPU. A batch is ready for the
                 stream that is current when the loop takes it.
+            options: as in :meth:`batches`.
         """
-        options = FeedOptions.of("torch", locals())
+        made = FeedOptions(
+            framework="torch", batch_size=batch_size, columns=columns, device=device, **options
+        )
         from horovod_runner.data.feed import gradients, torch_feed
 
-        weighted = options.global_batch is not None and not options.has_weights and place()[1] > 1
+        weighted = made.global_batch is not None and not made.has_weights and place()[1] > 1
         kind = gradients.WeightedFeed if weighted else Feed
-        return kind(self._plan(options), torch_feed.Make(options))
+        return kind(self._plan(made), torch_feed.Make(made))
 
-    @suggest_arguments(ALIASES, lambda: OF_LOADER)
-    def to_torch_dataset(  # noqa: D417 - see batches
+    @suggest_arguments(ALIASES, lambda: OF_LOADER, _OF_ROWS)
+    def to_torch_dataset(
         self,
         columns: Columns | None = None,
         *,
-        last_batch: Literal["pad", "drop", "short"] | None = None,
-        dtypes: Dtypes | None = None,
-        pad_ragged: PadRagged | None = None,
-        images: Mapping[str, Image] | None = None,
         transform: Transform | None = None,
         whole: bool = False,
+        **options: Unpack[RowArguments],
     ) -> torch.utils.data.Dataset[Any]:
         """This rank's rows, one by one, for a ``DataLoader``.
 
         Rank r of n has the rows r, r + n, r + 2n, ... in all epochs, and every rank has the same
-        number. float64 becomes float32, and images have the shape (channels, height, width). The
-        other arguments are those of :meth:`batches`, for rows instead of batches.
+        number: ``last_batch="pad"``, or None, repeats rows so that every row is on some rank, and
+        "drop" leaves out the rows that are too many. float64 becomes float32, and images have the
+        shape (channels, height, width).
 
         Args:
+            columns: as in :meth:`batches`, for rows instead of batches.
+            transform: called with each row, in the DataLoader's workers if it has some.
             whole: give all rows to each rank, for what divides them among the ranks itself: the
                 Trainer of Hugging Face, a DataLoader that Accelerate prepares, a
                 ``DistributedSampler``.
-            last_batch: "pad", or None, repeats rows so that every row is on some rank; "drop"
-                leaves out the rows that are too many.
-            dtypes: NumPy types by part, or one for all parts but images. None: float64 becomes
-                float32, other types stay.
-            transform: called with each row, in the DataLoader's workers if it has some.
+            options: see :class:`~horovod_runner.data.feed.options.RowArguments`.
 
         Raises:
             DataError: ``whole`` is given and each rank has only rows of its own; or as for
                 :meth:`batches`.
             ValueError: ``whole`` and ``last_batch`` are both given; or as for :meth:`batches`.
         """
-        options = FeedOptions.of("torch", locals())
+        made = FeedOptions(
+            framework="torch", columns=columns, transform=transform, whole=whole, **options
+        )
         from horovod_runner.data.feed import torch_feed
 
         if whole:
             self._refuse_rows_of_ranks("whole=True gives all rows to each rank")
-        packed = self._packed(options)
-        rows = np.arange(self.rows) if whole else self._rows_for_good(options.how_last)
-        return torch_feed.RowDataset(packed.store, packed.fields, rows, options)
+        store, fields = self._packed(made)
+        rows = np.arange(self.rows) if whole else self._rows_for_good(made.how_last)
+        return torch_feed.RowDataset(store, fields, rows, made)
 
-    @suggest_arguments(ALIASES, lambda: OF_TF_DATASET)
-    def to_tf(  # noqa: D417 - see batches
+    @suggest_arguments(ALIASES, lambda: OF_TF_DATASET, _OF_BATCHES)
+    def to_tf(
         self,
         batch_size: int | None = None,
         columns: Columns | None = None,
         *,
-        global_batch: int | None = None,
-        shuffle: bool = False,
-        seed: int = 0,
-        last_batch: Literal["pad", "drop", "short"] | None = None,
-        dtypes: Dtypes | None = None,
-        pad_ragged: PadRagged | None = None,
-        images: Mapping[str, Image] | None = None,
-        sample_weights: bool | None = None,
         start: int = 0,
+        **options: Unpack[BatchArguments],
     ) -> tf.data.Dataset:
         """Batches as a ``tf.data.Dataset``: of tuples if ``columns`` is a dict, otherwise of dicts.
 
         Each iteration is an epoch. float64 becomes float32, and images have the shape (batch_size,
-        height, width, channels). More on each argument stands at :meth:`batches`.
+        height, width, channels). All batches have the same shape: with ``global_batch`` repeated
+        rows fill up parts that have fewer, with the weight 0.
 
         Args:
-            batch_size: rows per batch on each rank; or pass ``global_batch``.
-            columns: a dict of each part's name to its column, or to a list of columns side by side.
-                A list of names makes each column a part, and None all columns.
-            global_batch: rows per step over all ranks, see :meth:`batches`. All batches have the
-                same shape: repeated rows fill up parts that have fewer, with the weight 0.
-            shuffle: shuffle the rows, differently in each epoch; ``seed`` is the same on all ranks.
-            last_batch: "pad" fills the last batch with earlier rows, "drop" leaves it out, and
-                "short" is for ``global_batch`` alone. None is "short" with it, otherwise "pad".
-            sample_weights: see :meth:`batches`. None is True with ``global_batch``: ``model.fit``
-                is exact with them, and without them it is not.
-            dtypes: NumPy types by part, or one for all parts but images. None: float64 becomes
-                float32, other types stay.
+            batch_size: as in :meth:`batches`.
+            columns: as in :meth:`batches`.
             start: number of batches to skip, counted over all epochs: the first iteration begins
                 after them.
+            options: see :class:`~horovod_runner.data.feed.options.RowArguments` and
+                :class:`~horovod_runner.data.feed.options.BatchArguments`.
         """
-        options = FeedOptions.of("tensorflow", locals())
+        made = FeedOptions(
+            framework="tensorflow", batch_size=batch_size, columns=columns, start=start, **options
+        )
         from horovod_runner.data.feed import tf_feed
 
-        return tf_feed.dataset_of(self._plan(options))
+        return tf_feed.dataset_of(self._plan(made))
+
+    @property
+    def _reader(self) -> Reader:
+        if self._resolved is None:
+            rank, reader = context.current(), self._given
+            if reader is None:
+                if rank is None or not rank.readers:
+                    raise DataError(
+                        f"{self._name} is one rank's part of a dataset: use a Shard only inside "
+                        "main, and return results instead of it"
+                    )
+                reader = pickle.loads(rank.readers)[self._name]  # noqa: S301 - from our own driver
+            if isinstance(reader, Deferred):
+                pieces = () if rank is None else rank.pieces.get(self._name, ())
+                reader, self._counts = reader.resolve(place()[0], pieces, run_folder())
+            self._resolved = reader
+        return self._resolved
+
+    def _packed(self, options: FeedOptions) -> tuple[Store, list[Field]]:
+        """Pack what a user asked for on this host, unless it is packed already."""
+        if not self.rows:
+            raise DataError(f"{self._name} has no rows: check its filter or query")
+        # Pixels are packed in one layout, whichever the batches have.
+        cached = {
+            name: replace(image, layout=None)
+            for name, image in (options.images or {}).items()
+            if image.cache
+        }
+        reader: Reader = Decoded(self._reader, cached) if cached else self._reader
+        with name_in_errors(self._name):
+            available = reader.columns
+            names = names_of(available, options)
+            settled = reader.settle(names)
+            available = {**available, **{column.name: column for column in settled}}
+            fields = fields_of(available, options)
+            store = self._store(reader, names, settled, repr(cached) if cached else "")
+            return store, fields
+
+    def _plan(self, options: FeedOptions) -> Plan:
+        rank, size = place()
+        global_batch = options.rows_per_step(size)
+        if options.global_batch is not None:
+            self._refuse_rows_of_ranks(
+                f"global_batch={options.global_batch} promises the same steps for any np"
+            )
+        store, fields = self._packed(options)
+        if options.has_weights and any(field.name == WEIGHT for field in fields):
+            raise DataError(
+                f"sample_weights=True adds a part {WEIGHT!r}, and there is one of that name: name "
+                f"yours differently, columns={{'own_weight': {WEIGHT!r}, ...}}"
+            )
+        how: dict[str, Any] = {
+            "seed": options.seed,
+            "shuffle": options.shuffle,
+            "last_batch": options.how_last,
+        }
+        state = {"data": self._reader.fingerprint, "global_batch": global_batch, **how}
+        order: Order | PerRankOrder
+        if self._counts is None:
+            order = Order(self.rows, global_batch, **how)
+        else:
+            order = PerRankOrder(self._counts, global_batch // size, rank, **how)
+            state["ranks"] = size
+        if not order.steps:
+            raise DataError(
+                f"{self._name} has {self.rows} rows, and a step over {size} ranks takes "
+                f"{global_batch}: last_batch='drop' leaves none. Make the batch smaller, or use "
+                "last_batch='pad'"
+            )
+        return Plan(options, store, order, (rank, size), fields, state, self._epochs)
+
+    def _refuse_rows_of_ranks(self, why: str) -> None:
+        if self.rows and self._counts is not None:
+            raise DataError(
+                f"{self._name} is split among the ranks: each has only rows of its own, as many as "
+                f"np decides, and {why}. Leave that argument out (with batch_size for batches); or "
+                "let all ranks read all rows, with data_config=DataConfig(shared_dir=...) on a "
+                "disk that all hosts share, or with Parquet files"
+            )
+
+    def _rows_for_good(self, last_batch: LastBatch) -> Array:
+        """The numbers of the rows that this rank has in all epochs, in its store."""
+        rank, size = place()
+        if self._counts is None:
+            count = self.rows // size if last_batch == "drop" else -(-self.rows // size)
+            return (np.arange(count) * size + rank) % self.rows
+        count = min(self._counts) if last_batch == "drop" else max(self._counts)
+        return np.arange(count) % max(1, self._counts[rank])
+
+    def _store(
+        self, reader: Reader, names: Sequence[str], columns: list[Column], images: str
+    ) -> Store:
+        """The packed dataset with some columns, packed by the ranks that ask for it first.
+
+        Args:
+            reader: reads the rows.
+            names: names of the columns.
+            columns: the columns.
+            images: describes the images that are decoded.
+        """
+        for (known, decoded), store in self._stores.items():
+            if set(names) <= set(known) and decoded == images:
+                return store
+        layout = Layout(columns, reader.units, reader.fingerprint)
+        # Ranks that have rows of their own have stores of their own.
+        rank = None if self._counts is None else place()[0]
+        name = fingerprint_of(repr((layout.fingerprint, layout.columns, rank, images)))
+        store = Store.create(run_folder() / name, layout)
+        with clock.timing("data"), clock.stage("pack"):
+            store.fill(lambda unit: reader.chunks(unit, layout), self._report_progress())
+        pa.default_memory_pool().release_unused()  # batches need none of it
+        store.open()
+        self._stores[tuple(names), images] = store
+        return store
+
+    def _report_progress(self) -> Callable[[int, int], None]:
+        """Tell the user how far a long packing is, as it could be taken for a hang."""
+        host, last = socket.gethostname(), time.monotonic()
+
+        def done(complete: int, units: int) -> None:
+            nonlocal last
+            if time.monotonic() - last >= _PROGRESS_SECONDS:
+                last = time.monotonic()
+                log_to_driver(f"{self._name}: {complete} of {units} parts packed on {host}")
+
+        return done
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_stores": {}}

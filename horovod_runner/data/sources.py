@@ -5,13 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 import pyarrow as pa
 
-from horovod_runner.common.arguments import suggest_fields
+from horovod_runner.common.arguments import parameters_of, suggest_fields
 from horovod_runner.data.pack import columns as column_types
 from horovod_runner.data.read import listing
+from horovod_runner.data.read.listing import Reading, ReadingArguments
 from horovod_runner.data.read.readers import (
     ArrowReader,
     Deferred,
@@ -26,8 +27,6 @@ from horovod_runner.host.scratch import check_room
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-    from horovod_runner.data.read.listing import Filter
 
 
 Prepared: TypeAlias = Reader | Deferred
@@ -74,24 +73,10 @@ class Source(ABC):
         return next(batch for batch in batches if batch.num_rows).slice(0, count)
 
 
-def _reading(
-    columns: Sequence[str] | None,
-    filter_: Filter | None,
-    fill_null: Mapping[str, Any] | None,
-    ragged: Sequence[str],
-    storage_options: Mapping[str, Any] | None,
-) -> dict[str, Any]:
-    """Arguments of :func:`listing.find` that all kinds of files have."""
-    return {
-        "columns": columns,
-        "filter_": filter_,
-        "fill_null": fill_null,
-        "ragged": ragged,
-        "storage_options": storage_options,
-    }
+_OPTIONS = parameters_of(ReadingArguments, Reading)
 
 
-@suggest_fields(_ALIASES)
+@suggest_fields(_ALIASES, options=_OPTIONS)
 class parquet(Source):  # noqa: N801 - reads as a call
     """Parquet files, which the ranks read themselves.
 
@@ -106,24 +91,15 @@ class parquet(Source):  # noqa: N801 - reads as a call
         storage_options: options for fsspec.
     """
 
-    def __init__(
-        self,
-        path: str | Sequence[str],
-        *,
-        columns: Sequence[str] | None = None,
-        filter: Filter | None = None,
-        fill_null: Mapping[str, Any] | None = None,
-        ragged: Sequence[str] = (),
-        storage_options: Mapping[str, Any] | None = None,
-    ) -> None:
+    def __init__(self, path: str | Sequence[str], **options: Unpack[ReadingArguments]) -> None:
         self._path = path
-        self._options = _reading(columns, filter, fill_null, ragged, storage_options)
+        self._reading = Reading(**options)
 
     def _prepare(self, name: str, shared: Path | None) -> Prepared:
-        return _checked(listing.find(self._path, **self._options))
+        return _checked(listing.find(self._path, self._reading))
 
 
-@suggest_fields(_ALIASES)
+@suggest_fields(_ALIASES, options=_OPTIONS)
 class delta(Source):  # noqa: N801 - reads as a call
     """A Delta table, which the ranks read themselves; requires deltalake.
 
@@ -133,35 +109,23 @@ class delta(Source):  # noqa: N801 - reads as a call
     Args:
         path: the table's folder or URL.
         version: version of the table; None for the newest.
-        columns: see :class:`parquet`.
-        filter: see :class:`parquet`.
-        fill_null: see :class:`parquet`.
-        ragged: see :class:`parquet`.
-        storage_options: options for deltalake and for fsspec.
+        options: those of :class:`parquet`; ``storage_options`` are for deltalake, too.
     """
 
     def __init__(
-        self,
-        path: str,
-        *,
-        version: int | None = None,
-        columns: Sequence[str] | None = None,
-        filter: Filter | None = None,
-        fill_null: Mapping[str, Any] | None = None,
-        ragged: Sequence[str] = (),
-        storage_options: Mapping[str, Any] | None = None,
+        self, path: str, *, version: int | None = None, **options: Unpack[ReadingArguments]
     ) -> None:
         self._path = path
         self._version = version
-        self._options = _reading(columns, filter, fill_null, ragged, storage_options)
+        self._reading = Reading(**options)
 
     def _prepare(self, name: str, shared: Path | None) -> Prepared:
         from horovod_runner.data.read import delta_table
 
-        return _checked(delta_table.find(self._path, version=self._version, **self._options))
+        return _checked(delta_table.find(self._path, self._version, self._reading))
 
 
-@suggest_fields(_ALIASES)
+@suggest_fields(_ALIASES, options=_OPTIONS)
 class petastorm(Source):  # noqa: N801 - reads as a call
     """A Petastorm dataset, of ``materialize_dataset`` or ``make_spark_converter``.
 
@@ -172,15 +136,12 @@ class petastorm(Source):  # noqa: N801 - reads as a call
 
     Args:
         dataset: its URL, or what ``make_spark_converter`` returned.
-        columns: see :class:`parquet`.
-        filter: see :class:`parquet`; not together with the three below.
         predicate: a predicate of ``petastorm.predicates``.
         ngram: a ``petastorm.ngram.NGram``; its columns are called "0.name", "1.name", ... by their
             distance in time.
         transform_spec: a ``petastorm.transform.TransformSpec``.
-        fill_null: see :class:`parquet`.
-        ragged: see :class:`parquet`.
-        storage_options: options for fsspec and for Petastorm.
+        options: those of :class:`parquet`; ``storage_options`` are for Petastorm, too. ``filter``
+            and ``fill_null`` do not go together with the three above.
 
     Raises:
         ValueError: options exclude each other.
@@ -190,30 +151,26 @@ class petastorm(Source):  # noqa: N801 - reads as a call
         self,
         dataset: Any,
         *,
-        columns: Sequence[str] | None = None,
-        filter: Filter | None = None,
         predicate: Any = None,
         ngram: Any = None,
         transform_spec: Any = None,
-        fill_null: Mapping[str, Any] | None = None,
-        ragged: Sequence[str] = (),
-        storage_options: Mapping[str, Any] | None = None,
+        **options: Unpack[ReadingArguments],
     ) -> None:
         self._url: str = dataset if isinstance(dataset, str) else dataset.cache_dir_url
-        self._plain = _reading(columns, filter, fill_null, ragged, storage_options)
+        self._reading = Reading(**options)
         given = {"predicate": predicate, "transform_spec": transform_spec, "schema_fields": ngram}
         self._with_petastorm = {name: value for name, value in given.items() if value is not None}
-        if self._with_petastorm and filter is not None:
+        if self._with_petastorm and self._reading.filter is not None:
             raise ValueError(
                 "filter works only without Petastorm, and predicate, ngram and transform_spec "
                 "only with it: pass one or the other"
             )
-        if self._with_petastorm and fill_null:
+        if self._with_petastorm and self._reading.fill_null:
             raise ValueError(
                 "fill_null has no effect on rows that Petastorm reads: replace nulls in "
                 "transform_spec"
             )
-        if ngram is not None and columns is not None:
+        if ngram is not None and self._reading.columns is not None:
             raise ValueError("an ngram names its columns itself: leave columns out")
 
     def _prepare(self, name: str, shared: Path | None) -> Prepared:
@@ -221,12 +178,12 @@ class petastorm(Source):  # noqa: N801 - reads as a call
 
         from horovod_runner.data.read import petastorm_format, petastorm_reader
 
-        options = self._plain["storage_options"]
+        options = self._reading.storage_options
         filesystem, folder = fsspec.core.url_to_fs(self._url, **(options or {}))
         codecs = petastorm_format.codecs_of(filesystem, folder)
         if self._with_petastorm:
-            plain = listing.find(self._url, storage_options=options)
-            more = {"schema_fields": self._plain["columns"], "storage_options": options}
+            plain = listing.find(self._url, Reading(storage_options=options))
+            more = {"schema_fields": self._reading.columns, "storage_options": options}
             given = {key: value for key, value in more.items() if value is not None}
             return petastorm_reader.inspect(
                 name,
@@ -235,7 +192,7 @@ class petastorm(Source):  # noqa: N801 - reads as a call
                 has_unischema=codecs is not None,
                 groups=sum(len(groups) for part in plain.parts for _, groups in part),
             )
-        files = listing.find(self._url, **self._plain)
+        files = listing.find(self._url, self._reading)
         return _checked(files if codecs is None else petastorm_format.decoding(files, codecs))
 
 
@@ -294,10 +251,7 @@ class DataFrameSource(Source):
 
         if shared is None:
             return Spilled(name, staging.bounded_schema(self.dataframe))
-        staged = staging.stage(self.dataframe, shared)
-        if not staged.units:
-            raise DataError("it has no rows: check the query")
-        return staged
+        return _with_rows(staging.stage(self.dataframe, shared))
 
 
 class Staged(Source):
@@ -307,9 +261,13 @@ class Staged(Source):
         self._pieces = pieces
 
     def _prepare(self, name: str, shared: Path | None) -> Prepared:
-        if not self._pieces.units:
-            raise DataError("it has no rows: check the query")
-        return self._pieces
+        return _with_rows(self._pieces)
+
+
+def _with_rows(pieces: Reader) -> Reader:
+    if not pieces.units:
+        raise DataError("it has no rows: check the query")
+    return pieces
 
 
 def source_of(value: object) -> Source | None:

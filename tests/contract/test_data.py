@@ -95,20 +95,10 @@ def test_every_row_comes_once_an_epoch_and_ranks_have_the_same_number_of_batches
     steps = ranks.run(3, log_labels, train=dataset(ranks, table()), batch_size=32, shuffle=shuffle)
     batches = labels_by_step(capsys.readouterr().out)
     assert len(batches) == 2 * steps
-    for epoch in range(2):
-        seen = Counter(
-            label for (number, _), labels in batches.items() if number == epoch for label in labels
-        )
-        assert seen == Counter(range(ROWS))
-    orders = [
-        [
-            label
-            for (number, _), labels in sorted(batches.items())
-            if number == epoch
-            for label in labels
-        ]
-        for epoch in range(2)
-    ]
+    orders: list[list[int]] = [[], []]
+    for (epoch, _), labels in sorted(batches.items()):
+        orders[epoch] += labels
+    assert sorted(orders[0]) == sorted(orders[1]) == list(range(ROWS))
     assert (orders[0] == orders[1]) != shuffle
 
 
@@ -119,15 +109,9 @@ def test_files_give_the_same_global_batches_to_any_number_of_ranks(
         whole = pa.Table.from_pandas(table().iloc[part::3])
         pq.write_table(whole, tmp_path / f"{part}.parquet", row_group_size=100)
     by_size = []
+    train, options = parquet(str(tmp_path)), {"shuffle": True, "seed": 3}
     for size in (1, 2, 4):
-        ranks.run(
-            size,
-            log_labels,
-            train=parquet(str(tmp_path)),
-            batch_size=64 // size,
-            shuffle=True,
-            seed=3,
-        )
+        ranks.run(size, log_labels, train=train, batch_size=64 // size, **options)
         by_size.append(labels_by_step(capsys.readouterr().out))
     assert by_size[0] == by_size[1] == by_size[2]
     assert len(by_size[0]) == 2 * 16
@@ -183,24 +167,17 @@ def test_spark_types_become_arrays(ranks: Ranks) -> None:
     assert ranks.spark is not None
     from pyspark.ml.linalg import Vectors
 
-    schema = (
-        "n int, day date, at timestamp, price decimal(10,2), flag boolean, fixed array<float>, "
-        "ragged array<bigint>, point struct<x:double,y:double>, blob binary"
+    frame = ranks.spark.range(6).selectExpr(
+        "CAST(id AS int) AS n",
+        "date_add(date'1970-01-01', CAST(id AS int)) AS day",
+        "timestamp_micros(id) AS at",
+        "CAST(id AS decimal(10,2)) / 4 AS price",
+        "id % 2 = 0 AS flag",
+        "array(CAST(id AS float), CAST(1 AS float)) AS fixed",
+        "sequence(0L, id) AS ragged",
+        "named_struct('x', CAST(id AS double), 'y', CAST(-id AS double)) AS point",
+        "CAST(CAST(id AS string) AS binary) AS blob",
     )
-    frame = ranks.spark.createDataFrame(
-        frame_of({"n": np.arange(6, dtype=np.int32)}), "n int"
-    ).selectExpr(
-        "n",
-        "date_add(date'1970-01-01', n) AS day",
-        "timestamp_micros(n) AS at",
-        "CAST(n AS decimal(10,2)) / 4 AS price",
-        "n % 2 = 0 AS flag",
-        "array(CAST(n AS float), CAST(1 AS float)) AS fixed",
-        "sequence(CAST(0 AS bigint), CAST(n AS bigint)) AS ragged",
-        "named_struct('x', CAST(n AS double), 'y', CAST(-n AS double)) AS point",
-        "CAST(CAST(n AS string) AS binary) AS blob",
-    )
-    assert schema  # what the frame has
     vectors = ranks.spark.createDataFrame(
         [(Vectors.dense([1.0, 2.0, 3.0]),), (Vectors.sparse(3, [2], [4.0]),)], ["features"]
     )
@@ -235,17 +212,31 @@ def never(**_: Any) -> None:
     log_to_driver("the run has begun")
 
 
-def test_a_column_that_cannot_become_a_tensor_is_refused_before_the_launch(
-    ranks: Ranks, capsys: pytest.CaptureFixture[str]
+# For each mistake: an Arrow table or columns of pandas that have it, a Spark query, and the errors.
+MAPS = pa.table({"what": pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int64()))})
+MISTAKES: dict[str, tuple[Any, list[str], str, str]] = {
+    "type": (MAPS, ["map('k', 1) AS what"], "'what' .*map<", "'what' .*map<"),
+    "names": (["a", "a"], ["id a", "id a"], "Duplicate column names", "two columns .*'a'"),
+    "null": (
+        pa.table({"a": [1.0, None]}),
+        ["IF(id = 200, NULL, id) AS a"],
+        "'a' .*nulls",
+        "'a' .*nulls",
+    ),
+}
+
+
+@pytest.mark.places("local", "spark", "connect")
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_data_that_cannot_become_tensors_are_refused_before_the_launch(
+    ranks: Ranks, mistake: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if ranks.spark is None:
-        bad: Any = pa.table(
-            {"a": [1], "what": [[("k", 1)]]},
-            schema=pa.schema([("a", pa.int64()), ("what", pa.map_(pa.string(), pa.int64()))]),
-        )
-    else:
-        bad = ranks.spark.range(3).selectExpr("id AS a", "map('k', 1) AS what")
-    with pytest.raises(DataError, match=r"train: .*'what' .*map<"):
+    bad, query, message, of_spark = MISTAKES[mistake]
+    if ranks.spark is not None:
+        bad, message = ranks.spark.range(300).selectExpr(*query), of_spark
+    elif isinstance(bad, list):
+        bad = frame_of([[1, 2]], columns=bad)
+    with pytest.raises(DataError, match=f"train: .*{message}"):
         ranks.run(2, never, train=bad)
     assert "begun" not in capsys.readouterr().out
 
@@ -261,34 +252,6 @@ def test_columns_may_have_dots_in_their_names(ranks: Ranks) -> None:
 
     columns = ranks.run(1, main, train=given)
     assert sorted(zip(*columns, strict=True)) == [(10, 1, 5), (20, 2, 6)]
-
-
-@pytest.mark.places("local", "spark", "connect")
-def test_two_columns_of_one_name_are_refused(
-    ranks: Ranks, capsys: pytest.CaptureFixture[str]
-) -> None:
-    if ranks.spark is None:
-        bad: Any = frame_of([[1, 2]], columns=["a", "a"])
-        message = "train: .*Duplicate column names"
-    else:
-        bad = ranks.spark.range(3).selectExpr("id AS a", "id AS a")
-        message = "train: two columns .*'a'"
-    with pytest.raises(DataError, match=message):
-        ranks.run(2, never, train=bad)
-    assert "begun" not in capsys.readouterr().out
-
-
-@pytest.mark.places("local", "spark", "connect")
-def test_nulls_are_refused_with_the_name_of_the_column(
-    ranks: Ranks, capsys: pytest.CaptureFixture[str]
-) -> None:
-    if ranks.spark is None:
-        bad: Any = pa.table({"a": [1.0, None]})
-    else:
-        bad = ranks.spark.range(300).selectExpr("IF(id = 200, NULL, id) AS a")
-    with pytest.raises(DataError, match=r"train: .*'a' .*nulls"):
-        ranks.run(2, never, train=bad)
-    assert "begun" not in capsys.readouterr().out
 
 
 @pytest.mark.places("spark", "connect")
@@ -319,13 +282,7 @@ def test_with_a_shared_folder_batches_do_not_depend_on_the_number_of_ranks(
 
 def test_a_dataset_larger_than_disk_limit_is_refused(ranks: Ranks) -> None:
     with pytest.raises(DataError, match=r"train: .* [kM]B .*disk_limit"):
-        ranks.run(
-            2,
-            log_labels,
-            {"disk_limit": 5000},
-            train=dataset(ranks, table()),
-            batch_size=8,
-        )
+        ranks.run(2, log_labels, {"disk_limit": 5000}, train=dataset(ranks, table()), batch_size=8)
 
 
 def test_rows_that_petastorm_reads_are_spread_evenly(
@@ -338,9 +295,8 @@ def test_rows_that_petastorm_reads_are_spread_evenly(
     odd = predicates.in_lambda(["label"], lambda label: label % 2 == 1)
     train = petastorm(f"file://{tmp_path}", predicate=odd)
     assert ranks.run(3, log_labels, train=train, batch_size=16, shuffle=True) == 11
-    seen = Counter(
-        label for labels in labels_by_step(capsys.readouterr().out).values() for label in labels
-    )
+    batches = labels_by_step(capsys.readouterr().out)
+    seen = Counter(label for labels in batches.values() for label in labels)
     assert seen == Counter(list(range(1, 1000, 2)) * 2)
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from horovod_runner.data import Image, Shard, evaluate
 from horovod_runner.errors import DataError
-from tests.shards import shard_of
+from tests.shards import as_rank, shard_of
 
 # This process imports the frameworks, which takes longer than all tests together.
 pytestmark = [pytest.mark.horovod, pytest.mark.xdist_group("frameworks")]
@@ -134,16 +134,10 @@ def test_a_dataloader_gets_single_rows(
 
     seen, steps = [], set()
     for rank in range(3):
-        monkeypatch.setenv("HOROVOD_RANK", str(rank))
-        monkeypatch.setenv("HOROVOD_SIZE", "3")
+        as_rank(monkeypatch, rank, 3)
         rows = shard.to_torch_dataset({"x": ["a", "b"], "y": "n", "text": "text"})
-        loader: Any = DataLoader(
-            rows,
-            batch_size=50,
-            shuffle=True,
-            num_workers=workers,
-            multiprocessing_context=start,
-        )
+        how: Any = {"num_workers": workers, "multiprocessing_context": start}
+        loader: Any = DataLoader(rows, batch_size=50, shuffle=True, **how)
         for x, y, text in loader:
             assert x[:, 1].tolist() == [2 * n for n in y.tolist()]
             assert list(text) == [f"row {n}" for n in y.tolist()]
@@ -167,8 +161,7 @@ def test_rows_for_a_dataloader_may_be_dicts_and_transformed(shard: Shard) -> Non
 def test_what_divides_rows_among_the_ranks_itself_gets_all_of_them(
     shard: Shard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HOROVOD_RANK", "1")
-    monkeypatch.setenv("HOROVOD_SIZE", "3")
+    as_rank(monkeypatch, 1, 3)
     rows: Any = shard.to_torch_dataset(["n"], whole=True)
     assert [row["n"].item() for row in rows.__getitems__(range(ROWS))] == list(range(ROWS))
     with pytest.raises(ValueError, match=r"^last_batch='drop' .*whole=True"):

@@ -89,13 +89,11 @@ def url(sessions: Sessions, tmp_path_factory: pytest.TempPathFactory) -> str:
     return folder_url
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOROVOD_RUNNER_DATA", str(tmp_path))
-    return tmp_path
 
 
-@pytest.mark.usefixtures("folder")
 def test_every_codec_is_read_without_petastorm(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "petastorm", None)
     shard = shard_of(petastorm(url, fill_null={"maybe": -1.0}))
@@ -117,19 +115,16 @@ def test_every_codec_is_read_without_petastorm(url: str, monkeypatch: pytest.Mon
     assert batch["small"].dtype == np.uint8
 
 
-@pytest.mark.usefixtures("folder")
 def test_columns_and_filter_are_applied(url: str) -> None:
     shard = shard_of(petastorm(url, columns=["id", "vector"], filter=[("id", "<", 50)]))
     assert (shard.columns, shard.rows) == (["id", "vector"], 50)
 
 
-@pytest.mark.usefixtures("folder")
 def test_nulls_are_refused(url: str) -> None:
     with pytest.raises(DataError, match=r"column 'maybe' .*nulls"):
         list(shard_of(petastorm(url)).batches(32, ["maybe"]))
 
 
-@pytest.mark.usefixtures("folder")
 def test_with_a_predicate_all_ranks_have_the_same_number_of_batches(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,7 +153,6 @@ def test_with_a_predicate_all_ranks_have_the_same_number_of_batches(
     assert seen == Counter(wanted)
 
 
-@pytest.mark.usefixtures("folder")
 def test_columns_of_an_ngram_are_named_by_their_distance_in_time(url: str) -> None:
     from petastorm.etl.dataset_metadata import get_schema_from_dataset_url
     from petastorm.ngram import NGram
@@ -175,7 +169,6 @@ def test_columns_of_an_ngram_are_named_by_their_distance_in_time(url: str) -> No
     assert len(feed) >= 5
 
 
-@pytest.mark.usefixtures("folder")
 def test_a_transform_spec_is_applied(url: str) -> None:
     from petastorm.transform import TransformSpec
 
@@ -188,25 +181,22 @@ def test_a_transform_spec_is_applied(url: str) -> None:
     assert sorted(n for batch in feed for n in batch["id"]) == list(range(0, 2 * ROWS, 2))
 
 
-@pytest.mark.usefixtures("folder")
-def test_an_error_in_a_predicate_is_reported(url: str) -> None:
+@pytest.mark.parametrize(
+    ("accept", "message"),
+    [
+        (lambda number: int("one"), "Petastorm .*: invalid literal for int"),
+        (lambda number: number < 0, "no rows .*predicate"),
+    ],
+)
+def test_a_predicate_that_fails_or_accepts_no_row_is_reported(
+    url: str, accept: Any, message: str
+) -> None:
     from petastorm.predicates import in_lambda
 
-    source = petastorm(url, predicate=in_lambda(["id"], lambda number: int("one")))
-    with pytest.raises(DataError, match=r"Petastorm .*: invalid literal for int"):
-        source.prepare("train", None)
+    with pytest.raises(DataError, match=message):
+        petastorm(url, predicate=in_lambda(["id"], accept)).prepare("train", None)
 
 
-@pytest.mark.usefixtures("folder")
-def test_a_predicate_that_accepts_no_row_is_refused(url: str) -> None:
-    from petastorm.predicates import in_lambda
-
-    source = petastorm(url, predicate=in_lambda(["id"], lambda number: number < 0))
-    with pytest.raises(DataError, match=r"no rows .*predicate"):
-        source.prepare("train", None)
-
-
-@pytest.mark.usefixtures("folder")
 def test_a_dataset_of_make_spark_converter_is_read(spark: SparkSession, tmp_path: Path) -> None:
     from petastorm.spark import SparkDatasetConverter, make_spark_converter
 

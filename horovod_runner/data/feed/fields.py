@@ -128,18 +128,12 @@ class Field:
 
     def _of_ragged(self, rows: Rows) -> Any:
         column = self.columns[0]
-        assert rows.lengths is not None  # noqa: S101 - it is ragged
         if column.kind == "list" and self.pad is not None:
             return _padded(rows, self.pad, self.length, self.dtype or column.dtype)
-        ends = np.cumsum(rows.lengths).tolist()
-        begins = [0, *ends[:-1]]
         if column.kind == "list":
-            values = rows.values.astype(self.dtype or rows.values.dtype, copy=False)
-            return [values[a:b] for a, b in zip(begins, ends, strict=True)]
-        data = rows.values.tobytes()
-        if column.kind == "bytes":
-            return [data[a:b] for a, b in zip(begins, ends, strict=True)]
-        return [data[a:b].decode() for a, b in zip(begins, ends, strict=True)]
+            return rows.cut(rows.values.astype(self.dtype or rows.values.dtype, copy=False))
+        cells = rows.cut(rows.values.tobytes())
+        return cells if column.kind == "bytes" else [cell.decode() for cell in cells]
 
 
 def _side_by_side(parts: Sequence[Array], dtype: str) -> Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypedDict, get_args
 
 import numpy as np
 
@@ -49,11 +49,69 @@ OF_TF_DATASET: Final[Mapping[str, str]] = {
 WEIGHT: Final = "weight"
 
 
+class RowArguments(TypedDict, total=False):
+    """Arguments of all methods of :class:`Shard`: what becomes of the rows.
+
+    Attributes:
+        last_batch: "pad" fills the last batch with rows that were in the epoch before; the feed's
+            ``real`` counts the other rows. "drop" leaves out the rows that do not fill a batch on
+            every rank. "short" gives the last batch the rows that are left, so each row comes once;
+            only with ``global_batch``. None is "short" with ``global_batch``, and otherwise "pad".
+        dtypes: NumPy types to convert numbers to, by part, or one type for all parts but images.
+            None keeps the types in :meth:`Shard.batches`; elsewhere float64 becomes float32.
+        pad_ragged: for ragged columns, by part: a number that fills up short rows, to the longest
+            of the batch; or (number, length), which also cuts long ones.
+        images: for columns of images: what they become, by column.
+    """
+
+    last_batch: LastBatch | None
+    dtypes: Dtypes | None
+    pad_ragged: PadRagged | None
+    images: Mapping[str, Image] | None
+
+
+class BatchArguments(RowArguments, total=False):
+    """Arguments of the methods of :class:`Shard` that make batches, beside :class:`RowArguments`.
+
+    Attributes:
+        global_batch: rows per step over all ranks, instead of ``batch_size``. Each rank has its
+            part of them; parts differ by one row at most. Steps and their rows are then the same
+            with any number of ranks, and a saved state can be resumed with another one. The feed's
+            ``weight`` is the factor by which this rank's loss counts. A rank whose part is empty
+            gets one row, and its weight is 0.
+        shuffle: shuffle the rows, differently in each epoch.
+        seed: seed of the shuffling; the same on all ranks.
+        sample_weights: add a part "weight" at the end, of shape (batch_size,): 1.0 for each row,
+            and 0.0 for padding. Keras takes it as sample weights. With ``global_batch`` the weights
+            of rows make up for unequal parts, too. None is False, but True in :meth:`Shard.to_tf`
+            with ``global_batch``: ``model.fit`` is exact with them, and without them it is not.
+    """
+
+    global_batch: int | None
+    shuffle: bool
+    seed: int
+    sample_weights: bool | None
+
+
+class FeedArguments(BatchArguments, total=False):
+    """Arguments of :meth:`Shard.batches` and ``to_torch``, beside :class:`BatchArguments`.
+
+    Attributes:
+        transform: called with each batch as a dict of NumPy arrays, in the thread that prepares it;
+            what it returns replaces the batch. In ``to_torch`` the arrays have the types and shapes
+            of the tensors already.
+        prefetch: how many chunks of batches, of about 3 MB each, are prepared ahead.
+    """
+
+    transform: Transform | None
+    prefetch: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class FeedOptions:
-    """Arguments of one of Shard's methods, which documents them.
+    """Arguments of one of Shard's methods, with their defaults.
 
-    A new option is a parameter of those methods, a field here, and a line of code where it acts.
+    A new option is a key above or a parameter of a method, a field here, and a line where it acts.
 
     Args:
         framework: for whom the batches are made. Torch and TensorFlow get float32 for float64, and
@@ -104,12 +162,6 @@ class FeedOptions:
                 f"pad_ragged must map parts to numbers, {{'tokens': 0}}, not {self.pad_ragged!r}"
             )
         object.__setattr__(self, "dtypes", _checked(self.dtypes))
-
-    @classmethod
-    def of(cls, framework: Framework, arguments: Mapping[str, Any]) -> FeedOptions:
-        """Options from the ``locals()`` of a method, on its first line."""
-        given = {name: value for name, value in arguments.items() if name != "self"}
-        return cls(framework=framework, **given)
 
     def rows_per_step(self, size: int) -> int:
         """Rows of a step over all ranks.

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from horovod_runner.data.feed.feed import dicts_of
 from horovod_runner.data.feed.fields import Field
 from horovod_runner.data.feed.options import FeedOptions
 from horovod_runner.data.pack.columns import Array
@@ -123,8 +124,7 @@ class Make:
 
     def _batches(self, names: list[str], values: list[Any]) -> list[Any]:
         if self._transform is not None:
-            batches = [dict(zip(names, parts, strict=True)) for parts in zip(*values, strict=True)]
-            return [self._tensors(self._transform(batch)) for batch in batches]
+            return [self._tensors(batch) for batch in dicts_of(self._transform)(names, values)]
         parts = [
             self._tensor(part).unbind(0)
             if isinstance(part, np.ndarray)

@@ -84,12 +84,11 @@ class Rows:
         first, last = int(self.lengths[:start].sum()), int(self.lengths[:end].sum())
         return Rows(self.values[first:last], self.lengths[start:end])
 
-    def views(self) -> list[memoryview]:
-        """The values of each row, for rows that differ in length."""
+    def cut(self, values: Any) -> list[Any]:
+        """Cut all values, in any form, into those of each row, for rows that differ in length."""
         assert self.lengths is not None  # noqa: S101 - they differ
         ends = np.cumsum(self.lengths).tolist()
-        whole = self.values.data
-        return [whole[a:b] for a, b in zip([0, *ends[:-1]], ends, strict=True)]
+        return [values[a:b] for a, b in zip([0, *ends[:-1]], ends, strict=True)]
 
 
 def leaves(schema: pa.Schema) -> dict[str, pa.DataType]:
@@ -197,7 +196,7 @@ def read(batch: pa.RecordBatch, column: Column, fill_null: object = None) -> Row
     if pa.types.is_struct(array.type):
         return _read_ml_vectors(_without_nulls(array, column, None), column)
     if column.kind in ("text", "bytes"):
-        return _read_bytes(_without_nulls(array, column, fill_null))
+        return read_bytes(_without_nulls(array, column, fill_null))
     if column.kind == "number":
         return Rows(_to_numpy(_without_nulls(array, column, fill_null), column))
     array = _without_nulls(array, column, None)
@@ -286,18 +285,14 @@ def _to_numpy(array: pa.Array, column: Column) -> Array:
     type_ = array.type
     if pa.types.is_decimal(type_):
         array = array.cast(pa.float64())
-    elif pa.types.is_date64(type_):
-        array = array.cast(pa.date32())
-    elif pa.types.is_timestamp(type_):
-        array = array.cast(pa.timestamp("us", type_.tz), safe=False)
-    elif pa.types.is_time(type_):
-        array = array.cast(pa.time64("us"), safe=False)
-    elif pa.types.is_duration(type_):
-        array = array.cast(pa.duration("us"), safe=False)
-    if pa.types.is_date(array.type):
-        array = array.view(pa.int32())
-    elif pa.types.is_temporal(array.type):
-        array = array.view(pa.int64())
+    elif pa.types.is_date(type_):
+        array = array.cast(pa.date32()).view(pa.int32())
+    elif pa.types.is_temporal(type_):
+        if pa.types.is_timestamp(type_):
+            in_microseconds = pa.timestamp("us", type_.tz)
+        else:
+            in_microseconds = pa.time64("us") if pa.types.is_time(type_) else pa.duration("us")
+        array = array.cast(in_microseconds, safe=False).view(pa.int64())
     return numbers_of(array).astype(column.dtype, copy=False)
 
 
@@ -316,7 +311,8 @@ def numbers_of(array: pa.Array) -> Array:
     return numbers
 
 
-def _read_bytes(array: pa.Array) -> Rows:
+def read_bytes(array: pa.Array) -> Rows:
+    """The bytes of cells of text or bytes without nulls, as a view."""
     large = array.cast(
         pa.large_binary()
         if pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type)

@@ -1,4 +1,4 @@
-"""Divides work between the processes of a host: file locks make sure that each file is made once.
+"""Divides work between the processes of a host: each file is made once, and complete or absent.
 
 The kernel releases a lock when its process ends, so nobody waits for a process that was killed.
 """
@@ -39,6 +39,13 @@ def _make_missing(paths: Sequence[Path], make: Callable[[int], None]) -> None:
             with locked(path.with_suffix(".lock"), wait=wait) as is_locked:
                 if is_locked and not path.exists():
                     make(number)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file that exists only once it is complete: a draft is renamed into place."""
+    draft = path.with_suffix(f".{os.getpid()}")
+    draft.write_bytes(data)
+    draft.rename(path)
 
 
 @contextmanager

@@ -81,10 +81,10 @@ class Image:
         Raises:
             DataError: a cell is not an image; the message names its row.
         """
-        pixels, shape = self._memory(len(encoded), buffers), self.shape
+        pixels = self._memory(len(encoded), buffers)
 
         def keep(number: int, image: Array) -> None:
-            pixels[number] = image if image.shape == shape else self._resized(image)
+            pixels[number] = self._resized(image)
 
         _decode_all(encoded, name, _decoder(self.mode, self.height, self.width), keep)
         return pixels
@@ -108,7 +108,7 @@ class Image:
         """
         pixels = self._memory(len(cells), buffers)
 
-        def convert(number: int) -> Array:
+        def convert(number: int) -> None:
             data, (height, width, channels) = cells[number], sizes[number].tolist()
             if len(data) != height * width * channels or channels not in (1, 3, 4):
                 raise DataError(
@@ -120,13 +120,9 @@ class Image:
             image = image[..., 2::-1] if channels >= 3 else np.repeat(image, 3, axis=2)
             if self.mode == "GRAY":  # the weights of ITU-R 601, as in Pillow
                 image = (image @ np.array([0.299, 0.587, 0.114])).round()[..., None]
-            return self._resized(np.ascontiguousarray(image, np.uint8))
+            pixels[number] = self._resized(np.ascontiguousarray(image, np.uint8))
 
-        def work(numbers: range) -> None:
-            for number in numbers:
-                pixels[number] = convert(number)
-
-        _on_threads(work, len(cells))
+        _on_threads(convert, len(cells))
         return pixels
 
     def _memory(self, count: int, buffers: Buffers | None) -> Array:
@@ -175,10 +171,10 @@ def decode_rows(
         uint8 array of shape (rows, height, width, channels).
     """
     if name in rows:
-        return image.decode(rows[name].views(), name, buffers)
+        return image.decode(rows[name].cut(rows[name].values.data), name, buffers)
     data, *sizes = (rows[f"{name}.{field}"] for field in _SPARK_FIELDS)
     shapes = np.stack([size.values for size in sizes], axis=1)
-    return image.from_spark(data.views(), shapes, name, buffers)
+    return image.from_spark(data.cut(data.values.data), shapes, name, buffers)
 
 
 def decode_unresized(
@@ -225,16 +221,15 @@ def _decode_all(
         keep: called with the number of each image and its pixels.
     """
 
-    def work(numbers: range) -> None:
-        for number in numbers:
-            try:
-                image = decode(memoryview(encoded[number]))
-            except (OSError, ValueError) as error:
-                raise DataError(
-                    f"row {number} of {name!r} is not a complete image: {error}. Leave that row "
-                    "out, or replace the image"
-                ) from error
-            keep(number, image)
+    def work(number: int) -> None:
+        try:
+            image = decode(memoryview(encoded[number]))
+        except (OSError, ValueError) as error:
+            raise DataError(
+                f"row {number} of {name!r} is not a complete image: {error}. Leave that row "
+                "out, or replace the image"
+            ) from error
+        keep(number, image)
 
     _on_threads(work, len(encoded))
 
@@ -269,14 +264,18 @@ def _by_pillow(mode: str | None, data: memoryview) -> Array:
     return image.reshape(*image.shape[:2], -1)
 
 
-def _on_threads(work: Callable[[range], object], count: int) -> None:
+def _on_threads(work: Callable[[int], object], count: int) -> None:
     """Call ``work`` with the numbers 0 to ``count`` - 1; decoders release Python's global lock."""
     threads = min(_threads(), max(1, count // 8))
+
+    def part(first: int) -> None:
+        for number in range(first, count, threads):
+            work(number)
+
     if threads == 1:
-        work(range(count))
+        part(0)
         return
-    parts = [range(first, count, threads) for first in range(threads)]
-    for done in [_pool().submit(work, part) for part in parts]:
+    for done in [_pool().submit(part, first) for first in range(threads)]:
         done.result()
 
 

@@ -13,7 +13,8 @@ A unit is a range of rows that one process packs at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ import msgspec
 import numpy as np
 
 from horovod_runner.data.pack.columns import Array, Column, Rows
+from horovod_runner.data.pack.file_locks import write_whole
 from horovod_runner.errors import DataError
 
 _LAYOUT = "layout.json"
@@ -61,11 +63,7 @@ class Layout(msgspec.Struct, frozen=True):
         """Split a chunk into its columns, by name."""
         columns = dict(chunk.ragged)
         for group, matrix in zip(self.groups(), chunk.matrices, strict=True):
-            at = 0
-            for column in group:
-                part = matrix[:, at : at + column.width]
-                columns[column.name] = Rows(part.reshape(chunk.rows, *column.shape))
-                at += column.width
+            columns.update(columns_in(matrix, group))
         return columns
 
     def allocated_sizes(self) -> dict[str, int]:
@@ -80,9 +78,7 @@ class Layout(msgspec.Struct, frozen=True):
 
     def save(self, folder: Path) -> None:
         """Write ``layout.json``, after the other files; also a crash leaves all of it or none."""
-        draft = folder / f"{_LAYOUT}.part"
-        draft.write_bytes(msgspec.json.encode(self))
-        draft.replace(folder / _LAYOUT)
+        write_whole(folder / _LAYOUT, msgspec.json.encode(self))
 
     @staticmethod
     def is_saved(folder: Path) -> bool:
@@ -108,6 +104,15 @@ class Layout(msgspec.Struct, frozen=True):
 _decode_layout: Final = msgspec.json.Decoder(Layout).decode
 
 
+def columns_in(matrix: Array, group: Sequence[Column]) -> Iterator[tuple[str, Rows]]:
+    """Yield the columns that lie side by side in a matrix, by name, as views."""
+    at = 0
+    for column in group:
+        part = matrix[:, at : at + column.width]
+        yield column.name, Rows(part.reshape(len(matrix), *column.shape))
+        at += column.width
+
+
 class Chunk(msgspec.Struct):
     """Consecutive packed rows.
 
@@ -120,6 +125,11 @@ class Chunk(msgspec.Struct):
     rows: int
     matrices: list[Any]
     ragged: dict[str, Rows]
+
+
+def fingerprint_of(content: str) -> str:
+    """A short text that differs for different contents."""
+    return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
 
 
 class UnitSizes(msgspec.Struct):

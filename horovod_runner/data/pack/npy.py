@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from horovod_runner.data.pack.columns import Array
+from horovod_runner.data.pack.columns import Array, read_bytes
 from horovod_runner.errors import DataError
 
 Dtype: TypeAlias = np.dtype[Any]
@@ -30,23 +30,21 @@ def decode(array: pa.Array, name: str, *, ragged: bool = False) -> pa.Array:
         DataError: a cell is not a complete array of numbers, or arrays of several dimensions have
             different shapes.
     """
-    cells = array.cast(pa.large_binary())
-    _, offsets_buffer, data = cells.buffers()
-    offsets = np.frombuffer(offsets_buffer, np.int64, len(cells) + 1, cells.offset * 8)
-    lengths = np.diff(offsets)
-    cell_bytes = np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]]
-    if len(cells) and (lengths == lengths[0]).all():
-        matrix = cell_bytes.reshape(len(cells), -1)
-        start, dtype, shape = _header(cells[0].as_py(), name)
+    cells = read_bytes(array)
+    assert cells.lengths is not None  # noqa: S101 - they are bytes
+    count = len(array)
+    if count and (cells.lengths == cells.lengths[0]).all():
+        matrix = cells.values.reshape(count, -1)
+        start, dtype, shape = _header(array[0].as_py(), name)
         _check_size(matrix.shape[1] - start, dtype, shape, name)
         # Cells without numbers have no bytes to cut the headers off.
         if 0 not in shape and (matrix[:, :start] == matrix[0, :start]).all():
             values = np.frombuffer(matrix[:, start:].tobytes(), dtype)
             values = values.astype(dtype.newbyteorder("="), copy=False)
             if ragged and len(shape) == 1:
-                return _list_array(values, np.arange(len(cells) + 1) * shape[0])
+                return _list_array(values, np.arange(count + 1) * shape[0])
             return fixed_lists(values, shape)
-    rows = [_read(cell, name) for cell in cells.to_pylist()]
+    rows = [_read(cell, name) for cell in array.to_pylist()]
     if any(row.ndim != 1 for row in rows):
         raise DataError(
             f"column {name!r} has arrays of different shapes: arrays of several dimensions must "

@@ -21,7 +21,7 @@ from horovod_runner.common.text import bytes_text, sizes_text
 from horovod_runner.data.pack.buffers import Buffers
 from horovod_runner.data.pack.columns import Array, Column, Rows
 from horovod_runner.data.pack.file_locks import locked, make_together
-from horovod_runner.data.pack.layout import Chunk, Layout, decode_unit_sizes
+from horovod_runner.data.pack.layout import Chunk, Layout, columns_in, decode_unit_sizes
 from horovod_runner.data.pack.writer import Writer
 from horovod_runner.errors import DataError
 from horovod_runner.host.scratch import check_room
@@ -181,12 +181,9 @@ class Store:
                 out = buffers.get(len(rows), matrix.shape[1:], matrix.dtype)
             # mode="clip" avoids the copy that NumPy makes to keep `out` intact after an IndexError.
             taken = np.take(matrix, rows, axis=0, mode="clip", out=out)
-            at = 0
-            for column in group:
-                part = taken[:, at : at + column.width]
-                at += column.width
-                if column.name in names:
-                    gathered[column.name] = Rows(part.reshape(len(rows), *column.shape))
+            for name, values in columns_in(taken, group):
+                if name in names:
+                    gathered[name] = values
         for column in self.layout.ragged():
             if column.name in names:
                 gathered[column.name] = self._take_ragged(column, rows)

@@ -10,6 +10,7 @@ import numpy as np
 
 from horovod_runner.common.descriptors import write_all
 from horovod_runner.data.pack.columns import Array
+from horovod_runner.data.pack.file_locks import write_whole
 from horovod_runner.data.pack.layout import Chunk, Layout, UnitSizes
 from horovod_runner.host.scratch import check_room
 
@@ -102,8 +103,5 @@ class Writer:
         if kind is None:
             types = {column.name: np.dtype(column.dtype) for column in self._layout.ragged()}
             sizes = {name: count * types[name].itemsize for name, count in self._counts.items()}
-            # Renamed into place: the file exists only once it is complete.
             path = self._folder / f"unit-{self._unit}.json"
-            draft = path.with_suffix(f".{os.getpid()}")
-            draft.write_bytes(msgspec.json.encode(UnitSizes(sizes)))
-            draft.rename(path)
+            write_whole(path, msgspec.json.encode(UnitSizes(sizes)))

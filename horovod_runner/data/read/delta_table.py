@@ -3,37 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from horovod_runner.data.read.files import File, Files
-from horovod_runner.data.read.listing import Filter, inspect, select
+from horovod_runner.data.read.listing import Reading, inspect
 from horovod_runner.errors import DataError
 
 
-def find(
-    path: str,
-    *,
-    version: int | None = None,
-    columns: Sequence[str] | None = None,
-    filter_: Filter | None = None,
-    storage_options: Mapping[str, Any] | None = None,
-    fill_null: Mapping[str, Any] | None = None,
-    ragged: Sequence[str] = (),
-) -> Files:
+def find(path: str, version: int | None, reading: Reading) -> Files:
     """Find a table's files and count their rows.
 
     Args:
         path: the table's folder or URL.
         version: version of the table; None for the newest.
-        columns: see :func:`listing.find`, as for the arguments below.
-        filter_: which rows are wanted.
-        storage_options: options for deltalake and for fsspec, which reads the files.
-        fill_null: values that replace nulls, by column.
-        ragged: lists that are not vectors.
+        reading: what of them is read, and how; the storage options are for deltalake and for
+            fsspec, which reads the files.
 
     Raises:
         DataError: deltalake is not installed, or there is no such table.
@@ -46,8 +33,9 @@ def find(
         ) from error
     import fsspec
 
+    storage = dict(reading.storage_options or {})
     try:
-        table = DeltaTable(path, version=version, storage_options=dict(storage_options or {}))
+        table = DeltaTable(path, version=version, storage_options=storage)
         schema = json.loads(table.schema().to_json())
         actions = pa.table(table.get_add_actions(flatten=True)).to_pylist()
         uris, masks = table.file_uris(), _row_masks(table)
@@ -56,7 +44,7 @@ def find(
             f"{path} cannot be read as a Delta table: {error}. Check the path, the version and "
             "storage_options"
         ) from error
-    filesystem, _ = fsspec.core.url_to_fs(path, **(storage_options or {}))
+    filesystem, _ = fsspec.core.url_to_fs(path, **storage)
     kept = {filesystem._strip_protocol(uri): bits for uri, bits in masks.items()}
     renamed = _renamed(schema)
     files = []
@@ -70,8 +58,7 @@ def find(
         files.append(File(file, constants, kept.get(file), renamed))
     if not files:
         raise DataError(f"{path} has no rows: choose another version of the table")
-    inspected = inspect(filesystem, sorted(files, key=lambda file: file.path), filter_)
-    return select(inspected, columns, fill_null, ragged)
+    return inspect(filesystem, sorted(files, key=lambda file: file.path), reading)
 
 
 def _renamed(schema: Any) -> dict[str, str]:

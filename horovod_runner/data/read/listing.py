@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias, TypedDict
 from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from horovod_runner.data.pack.layout import fingerprint_of
 from horovod_runner.data.read.files import (
     File,
     Files,
@@ -28,25 +28,34 @@ _UNITS = 64  # enough for all ranks of a host to take part in packing
 Filter: TypeAlias = Any | Sequence[tuple[str, str, Any]] | Sequence[Sequence[tuple[str, str, Any]]]
 
 
-def find(
-    path: str | Sequence[str],
-    *,
-    columns: Sequence[str] | None = None,
-    filter_: Filter | None = None,
-    storage_options: Mapping[str, Any] | None = None,
-    fill_null: Mapping[str, Any] | None = None,
-    ragged: Sequence[str] = (),
-) -> Files:
+class ReadingArguments(TypedDict, total=False):
+    """Arguments that all kinds of files have; `sources.parquet` describes them."""
+
+    columns: Sequence[str] | None
+    filter: Filter | None
+    fill_null: Mapping[str, Any] | None
+    ragged: Sequence[str]
+    storage_options: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """:class:`ReadingArguments` with their defaults."""
+
+    columns: Sequence[str] | None = None
+    filter: Filter | None = None
+    fill_null: Mapping[str, Any] | None = None
+    ragged: Sequence[str] = ()
+    storage_options: Mapping[str, Any] | None = None
+
+
+def find(path: str | Sequence[str], reading: Reading) -> Files:
     """Find Parquet files and count their rows.
 
     Args:
         path: a file, a folder (Hive partitions become columns), a glob pattern, or several; on
             any filesystem of fsspec.
-        columns: which columns are wanted; None for all.
-        filter_: an expression of pyarrow.dataset, or tuples as in pyarrow.parquet.
-        storage_options: options for fsspec.
-        fill_null: values that replace nulls, by column.
-        ragged: lists that are not vectors.
+        reading: what of them is read, and how.
 
     Raises:
         DataError: there are no such files, they cannot be read, or their columns differ.
@@ -54,7 +63,7 @@ def find(
     import fsspec
 
     paths = [path] if isinstance(path, str) else list(path)
-    filesystem, _ = fsspec.core.url_to_fs(paths[0], **(storage_options or {}))
+    filesystem, _ = fsspec.core.url_to_fs(paths[0], **(reading.storage_options or {}))
     partitions: dict[str, dict[str, str]] = {}  # the values in the path of each file
     for pattern in paths:
         stripped = filesystem._strip_protocol(pattern)
@@ -79,18 +88,7 @@ def find(
         )
         for file, values in sorted(partitions.items())
     ]
-    return select(inspect(filesystem, described, filter_), columns, fill_null, ragged)
-
-
-def select(
-    files: Files,
-    columns: Sequence[str] | None,
-    fill_null: Mapping[str, Any] | None,
-    ragged: Sequence[str],
-) -> Files:
-    """Apply the user's choice of columns to some files; see :func:`find`."""
-    schema = _only(files.schema, columns)
-    return replace(files, schema=schema, fill_null=fill_null or {}, ragged=ragged)
+    return inspect(filesystem, described, reading)
 
 
 def _is_hidden(file: str, folder: str) -> bool:
@@ -108,13 +106,13 @@ def _type_of(texts: Sequence[str]) -> pa.DataType:
     return pa.int64() if all(text.lstrip("-").isdigit() for text in texts) else pa.string()
 
 
-def inspect(filesystem: Any, files: Sequence[File], filter_: Filter | None = None) -> Files:
-    """Read the schema of some files, and count the rows that pass a filter.
+def inspect(filesystem: Any, files: Sequence[File], reading: Reading) -> Files:
+    """Read the schema of some files, and count the rows that pass the filter.
 
     Raises:
         DataError: a file cannot be read, or its columns differ from the first file's.
     """
-    expression = _expression(filter_)
+    expression = _expression(reading.filter)
     groups, schema, inspected = [], None, []
     needed: list[str] = []
     for number, file in enumerate(files):
@@ -149,16 +147,17 @@ def inspect(filesystem: Any, files: Sequence[File], filter_: Filter | None = Non
     parts, units = _units(groups)
     content = repr([(file.path.rpartition("/")[2], file.version) for file in inspected])
     content += repr(groups) + str(expression)
-    fingerprint = hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
     return Files(
         filesystem,
         inspected,
         parts,
         expression,
         needed,
-        schema=schema,
+        schema=_only(schema, reading.columns),
         units=units,
-        fingerprint=fingerprint,
+        fingerprint=fingerprint_of(content),
+        fill_null=reading.fill_null or {},
+        ragged=reading.ragged,
     )
 
 

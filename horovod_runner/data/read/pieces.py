@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -15,8 +14,8 @@ import pyarrow as pa
 
 from horovod_runner.data.pack import columns as column_types
 from horovod_runner.data.pack.columns import Column
-from horovod_runner.data.pack.file_locks import make_together
-from horovod_runner.data.pack.layout import Chunk, Layout
+from horovod_runner.data.pack.file_locks import make_together, write_whole
+from horovod_runner.data.pack.layout import Chunk, Layout, fingerprint_of
 from horovod_runner.data.pack.writer import Writer
 from horovod_runner.data.read.readers import Pieces, pack_batch
 from horovod_runner.errors import DataError
@@ -143,9 +142,7 @@ def write_together(
             for batch in read(number):
                 writer.append(batch)
             description = msgspec.msgpack.encode(writer.finish())
-        temporary = paths[number].with_suffix(".tmp")
-        temporary.write_bytes(description)
-        temporary.rename(paths[number])
+        write_whole(paths[number], description)
 
     make_together(paths, make)
     return [decode_piece(path.read_bytes()) for path in paths]
@@ -158,17 +155,17 @@ def join(pieces: Sequence[Piece], schema: pa.Schema, folder: Path) -> Pieces:
         DataError: Spark ML vectors differ in size.
     """
     filled = [piece for piece in pieces if piece.rows]
-    columns = []
+    columns = {}
     for name, by_type in column_types.columns_of(schema).items():
         in_pieces = {column for piece in filled for column in piece.columns if column.name == name}
         lengths = {length for piece in filled for length in piece.lengths.get(name, ())}
-        columns.append(_common(by_type, in_pieces, lengths))
-    content = repr([(piece.rows, piece.columns, piece.sample) for piece in filled]).encode()
+        columns[name] = _common(by_type, in_pieces, lengths)
+    content = repr([(piece.rows, piece.columns, piece.sample) for piece in filled])
     return Pieces(
         folder,
         [piece.name for piece in filled],
         [piece.rows for piece in filled],
-        hashlib.blake2b(content, digest_size=8).hexdigest(),
+        fingerprint_of(content),
         columns,
     )
 

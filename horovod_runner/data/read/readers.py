@@ -151,24 +151,18 @@ class Pieces:
         names: names of the stores in it.
         units: rows of each store.
         fingerprint: identifies the data.
-        all_columns: the columns; a list where the stores have lists of different lengths.
+        columns: by name; a list where the stores have lists of different lengths.
     """
 
     folder: Path
     names: list[str]
     units: list[int]
     fingerprint: str
-    all_columns: list[Column]
-
-    @property
-    def columns(self) -> dict[str, Column]:
-        """The columns, by name."""
-        return {column.name: column for column in self.all_columns}
+    columns: dict[str, Column]
 
     def settle(self, names: Sequence[str]) -> list[Column]:
         """Some columns as they are packed."""
-        known = self.columns
-        return [known[name] for name in names]
+        return [self.columns[name] for name in names]
 
     def chunks(self, unit: int, layout: Layout) -> Iterator[Chunk]:
         """Yield the rows of a store, packed again if the layout has other columns."""

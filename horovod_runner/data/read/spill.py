@@ -8,7 +8,7 @@ Each rank then has rows of its own, and the batches depend on the number of rank
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -155,5 +155,4 @@ class Spilled(Deferred):
                     writer.append(batch)
                 piece = writer.finish()
         units = [piece.rows] if piece.rows else []
-        names = [piece.name] * len(units)
-        return Pieces(folder, names, units, whole.fingerprint, whole.all_columns), counts
+        return replace(whole, names=[piece.name] * len(units), units=units), counts

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,8 +18,7 @@ TABLE = pa.table({"label": np.arange(ROWS), "x": np.arange(ROWS) ** 2 / 8})
 
 
 @pytest.fixture
-def shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shard:
-    monkeypatch.setenv("HOROVOD_RUNNER_DATA", str(tmp_path))
+def shard() -> Shard:
     return shard_of(TABLE)
 
 

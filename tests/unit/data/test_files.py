@@ -18,6 +18,7 @@ import pytest
 from horovod_runner.data import parquet
 from horovod_runner.data.read import delta_table, listing
 from horovod_runner.data.read.files import Files
+from horovod_runner.data.read.listing import Reading
 from horovod_runner.errors import DataError
 
 ROWS = 1000
@@ -29,6 +30,14 @@ TABLE = pa.table(
         "state": [f"x{n % 2}" for n in range(ROWS)],
     }
 )
+
+
+def find(path: str | list[str], **options: Any) -> Files:
+    return listing.find(path, Reading(**options))
+
+
+def find_delta(path: Path, version: int | None = None, **options: Any) -> Files:
+    return delta_table.find(str(path), version, Reading(**options))
 
 
 def rows_of(files: Files, names: list[str] | None = None) -> list[dict[str, Any]]:
@@ -55,27 +64,22 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("form", ["{}", "{}/*.parquet", "{}/[0-2].parquet", "file://{}"])
 def test_all_files_are_read_in_order(folder: Path, form: str) -> None:
-    files = listing.find(form.format(folder))
+    files = find(form.format(folder))
     assert [row["a"] for row in rows_of(files)] == list(range(ROWS))
 
 
-def test_files_on_any_filesystem_are_read(folder: Path) -> None:
+def test_files_on_any_filesystem_and_at_several_paths_are_read(folder: Path) -> None:
     memory = fsspec.filesystem("memory")
     memory.put(str(folder) + "/", "/somewhere/", recursive=True)
-    assert len(rows_of(listing.find("memory://somewhere"))) == ROWS
-
-
-def test_several_paths_make_one_dataset(folder: Path) -> None:
-    files = listing.find([f"{folder}/0.parquet", f"{folder}/2.parquet"])
+    assert len(rows_of(find("memory://somewhere"))) == ROWS
+    files = find([f"{folder}/0.parquet", f"{folder}/2.parquet"])
     assert [row["a"] for row in rows_of(files)] == [*range(400), *range(800, 1000)]
 
 
 def test_only_the_given_columns_are_read(folder: Path) -> None:
-    files = listing.find(str(folder), columns=["b"])
+    files = find(str(folder), columns=["b"])
     assert list(files.columns) == ["b"]
     assert rows_of(files)[7] == {"b": 7.0}
-    with pytest.raises(DataError, match=r"'c'.* a, b, year, state"):
-        listing.find(str(folder), columns=["c"])
 
 
 @pytest.mark.parametrize(
@@ -87,7 +91,7 @@ def test_only_the_given_columns_are_read(folder: Path) -> None:
     ],
 )
 def test_only_rows_that_pass_the_filter_are_read(folder: Path, filter_: Any) -> None:
-    files = listing.find(str(folder), filter_=filter_, columns=["b"])
+    files = find(str(folder), filter=filter_, columns=["b"])
     assert [row["b"] for row in rows_of(files)] == list(range(150))
 
 
@@ -95,62 +99,62 @@ def test_row_groups_and_columns_that_a_filter_excludes_are_not_read(folder: Path
     damage(folder / "0.parquet", group=2, column=0)
     damage(folder / "0.parquet", group=0, column=2)
     damage(folder / "1.parquet", group=0, column=0)
-    files = listing.find(str(folder), filter_=[("a", "<", 150)], columns=["b"])
+    files = find(str(folder), filter=[("a", "<", 150)], columns=["b"])
     assert [row["b"] for row in rows_of(files)] == list(range(150))
 
 
 def test_a_column_whose_name_is_part_of_another_name_is_not_read(folder: Path) -> None:
     damage(folder / "2.parquet", group=0, column=0)  # "a", which "state" has in it
     path = str(folder / "2.parquet")
-    files = listing.find(path, filter_=[("state", "=", "x0")], columns=["b"])
+    files = find(path, filter=[("state", "=", "x0")], columns=["b"])
     assert [row["b"] for row in rows_of(files)] == list(range(800, 1000, 2))
 
 
 def test_a_file_that_was_written_again_is_filtered_again(folder: Path) -> None:
     wanted = [("a", "<", 150)]
-    assert listing.find(str(folder), filter_=wanted).units == [100, 50]
+    assert find(str(folder), filter=wanted).units == [100, 50]
     pq.write_table(TABLE.slice(100, 400), folder / "0.parquet", row_group_size=400)
-    assert len(rows_of(listing.find(str(folder), filter_=wanted))) == 50
+    assert len(rows_of(find(str(folder), filter=wanted))) == 50
 
 
-@pytest.mark.parametrize("filter_", ["a < 5", [("a", "5")], [("a", "<>", 5)]])
-def test_a_filter_of_the_wrong_form_is_refused_with_an_example(folder: Path, filter_: Any) -> None:
-    with pytest.raises(DataError, match=r"filter .* \[\('year', '>=', 2024\)\]"):
-        listing.find(str(folder), filter_=filter_)
-
-
-@pytest.mark.parametrize("filter_", [[("nope", "=", 1)], [("a", "<", "text")]])
-def test_a_filter_that_does_not_fit_the_columns_is_refused(folder: Path, filter_: Any) -> None:
-    with pytest.raises(DataError, match=r"filter .* a, b, year.*/0\.parquet"):
-        listing.find(str(folder), filter_=filter_)
-
-
-def test_fill_null_for_a_column_that_does_not_exist_is_refused(folder: Path) -> None:
-    with pytest.raises(DataError, match=r"train: fill_null .*'nope'.* a, b"):
-        parquet(str(folder), fill_null={"nope": 1}).prepare("train", None)
+NO_FILTER = r"filter .* \[\('year', '>=', 2024\)\]"
+NOT_OF_COLUMNS = r"filter .* a, b, year.*/0\.parquet"
 
 
 @pytest.mark.parametrize(
-    ("name", "fill_null"), [("a", "x"), ("a", 0.5), ("state", 1), ("lists", [1])]
+    ("options", "message"),
+    [
+        ({"columns": ["c"]}, "'c'.* a, b, year, state"),
+        ({"filter": "a < 5"}, NO_FILTER),
+        ({"filter": [("a", "5")]}, NO_FILTER),
+        ({"filter": [("a", "<>", 5)]}, NO_FILTER),
+        ({"filter": [("nope", "=", 1)]}, NOT_OF_COLUMNS),
+        ({"filter": [("a", "<", "text")]}, NOT_OF_COLUMNS),
+        ({"fill_null": {"nope": 1}}, "fill_null .*'nope'.* a, b"),
+        ({"fill_null": {"a": "x"}}, "fill_null .*column 'a'"),
+        ({"fill_null": {"a": 0.5}}, "fill_null .*column 'a'"),
+        ({"fill_null": {"state": 1}}, "fill_null .*column 'state'"),
+        ({"fill_null": {"lists": [1]}}, "fill_null .*column 'lists'"),
+    ],
 )
-def test_fill_null_of_the_wrong_type_is_refused_before_rows_are_read(
-    tmp_path: Path, name: str, fill_null: object
+def test_options_that_do_not_fit_are_refused_before_the_launch(
+    tmp_path: Path, options: dict[str, Any], message: str
 ) -> None:
     lists = pa.array([[n] for n in range(ROWS)])
     pq.write_table(TABLE.append_column("lists", lists), tmp_path / "0.parquet")
-    with pytest.raises(DataError, match=f"train: fill_null .*column '{name}'"):
-        parquet(str(tmp_path), fill_null={name: fill_null}).prepare("train", None)
+    with pytest.raises(DataError, match=f"^train: .*{message}"):
+        parquet(str(tmp_path), **options).prepare("train", None)
 
 
 def test_hive_partitions_below_the_folder_become_columns(tmp_path: Path) -> None:
     folder = tmp_path / "k=v" / "data"
     pq.write_to_dataset(TABLE, folder, partition_cols=["year", "state"])
-    files = listing.find(str(folder))
+    files = find(str(folder))
     assert files.schema.names == ["a", "b", "state", "year"]
     assert files.schema.field("year").type == pa.int64()
     by_number = sorted(rows_of(files), key=lambda row: row["a"])
     assert by_number == TABLE.select(["a", "b", "state", "year"]).to_pylist()
-    files = listing.find(str(folder), filter_=[("year", "=", 2001), ("a", "<", 10)])
+    files = find(str(folder), filter=[("year", "=", 2001), ("a", "<", 10)])
     assert sorted(row["a"] for row in rows_of(files)) == [1, 4, 7]
 
 
@@ -159,30 +163,23 @@ def test_quoted_partition_values_are_unquoted(tmp_path: Path) -> None:
     pq.write_to_dataset(
         pa.table({"a": [1, 2, 3], "city": cities}), tmp_path, partition_cols=["city"]
     )
-    rows = sorted(rows_of(listing.find(str(tmp_path))), key=lambda row: row["a"])
+    rows = sorted(rows_of(find(str(tmp_path))), key=lambda row: row["a"])
     assert [row["city"] for row in rows] == cities
 
 
-def test_a_path_without_files_is_refused(tmp_path: Path) -> None:
+def test_files_that_are_missing_or_do_not_fit_are_named(folder: Path) -> None:
     with pytest.raises(DataError, match=r"Parquet .*/nowhere\b"):
-        listing.find(str(tmp_path / "nowhere"))
-
-
-def test_files_with_different_columns_are_refused(folder: Path) -> None:
-    odd = TABLE.set_column(1, "b", pa.array(range(ROWS)))
-    pq.write_table(odd, folder / "3.parquet")
+        find(str(folder / "nowhere"))
+    pq.write_table(TABLE.set_column(1, "b", pa.array(range(ROWS))), folder / "3.parquet")
     with pytest.raises(DataError, match=r"/3\.parquet .*/0\.parquet: b .*int64"):
-        listing.find(str(folder))
-
-
-def test_a_file_that_is_not_parquet_is_named(folder: Path) -> None:
-    (folder / "4.parquet").write_text("text")
-    with pytest.raises(DataError, match=r"/4\.parquet .*'folder/\*\.parquet'"):
-        listing.find(str(folder))
+        find(str(folder))
+    (folder / "3.parquet").write_text("text")
+    with pytest.raises(DataError, match=r"/3\.parquet .*'folder/\*\.parquet'"):
+        find(str(folder))
 
 
 def test_a_file_that_changes_during_the_run_is_named(folder: Path) -> None:
-    files = listing.find(str(folder))
+    files = find(str(folder))
     pq.write_table(TABLE.slice(5, 400), folder / "0.parquet", row_group_size=100)
     with pytest.raises(DataError, match=r"/0\.parquet .*changed"):
         rows_of(files)
@@ -204,27 +201,24 @@ def damage(path: Path, group: int, column: int) -> None:
 def test_a_damaged_page_is_named(folder: Path) -> None:
     damage(folder / "1.parquet", group=0, column=0)
     with pytest.raises(DataError, match=r"/1\.parquet .*\(row groups \[0\]\)"):
-        rows_of(listing.find(str(folder)))
+        rows_of(find(str(folder)))
 
 
 def test_the_fingerprint_changes_with_the_rows(folder: Path) -> None:
-    first = listing.find(str(folder)).fingerprint
-    assert listing.find(str(folder)).fingerprint == first
-    assert listing.find(str(folder), filter_=[("a", "<", 5)]).fingerprint != first
-    pq.write_table(TABLE.slice(0, 10), folder / "3.parquet")
-    assert listing.find(str(folder)).fingerprint != first
-
-
-def test_a_file_that_was_written_again_has_another_fingerprint(folder: Path) -> None:
-    first = listing.find(str(folder)).fingerprint
+    first = find(str(folder)).fingerprint
+    assert find(str(folder)).fingerprint == first
     pq.write_table(TABLE.slice(1, 400), folder / "0.parquet", row_group_size=100)
     os.utime(folder / "0.parquet", (0, 0))  # differs however coarse the clock is
-    assert listing.find(str(folder)).fingerprint != first
+    written_again = find(str(folder)).fingerprint
+    pq.write_table(TABLE.slice(0, 10), folder / "3.parquet")
+    with_another = find(str(folder)).fingerprint
+    filtered = find(str(folder), filter=[("a", "<", 5)]).fingerprint
+    assert len({first, written_again, with_another, filtered}) == 4
 
 
 def test_many_row_groups_make_few_units(tmp_path: Path) -> None:
     pq.write_table(TABLE, tmp_path / "0.parquet", row_group_size=1)
-    files = listing.find(str(tmp_path))
+    files = find(str(tmp_path))
     assert len(files.units) <= 64
     assert [row["a"] for row in rows_of(files)] == list(range(ROWS))
 
@@ -276,14 +270,14 @@ def add_to_log(table: Path, *entries: dict[str, Any]) -> None:
 def test_the_current_rows_of_a_delta_table_are_read(delta: Path) -> None:
     import deltalake
 
-    files = delta_table.find(str(delta))
+    files = find_delta(delta)
     assert (
         sorted(rows_of(files), key=lambda row: row["a"])
         == TABLE.select(["a", "b", "year", "state"]).to_pylist()
     )
     deltalake.DeltaTable(delta).delete("a >= 10")
-    assert sorted(row["a"] for row in rows_of(delta_table.find(str(delta)))) == list(range(10))
-    old = delta_table.find(str(delta), version=0, columns=["a"], filter_=[("a", "<", 20)])
+    assert sorted(row["a"] for row in rows_of(find_delta(delta))) == list(range(10))
+    old = find_delta(delta, version=0, columns=["a"], filter=[("a", "<", 20)])
     assert sorted(row["a"] for row in rows_of(old)) == list(range(20))
 
 
@@ -303,7 +297,7 @@ def test_rows_that_deletion_vectors_delete_are_not_read(delta: Path) -> None:
         {"remove": {**add, "deletionTimestamp": 1, "extendedFileMetadata": True}},
         {"add": {**add, "deletionVector": deletion_vector(gone)}},
     )
-    rows = rows_of(delta_table.find(str(delta)))
+    rows = rows_of(find_delta(delta))
     assert sorted(row["a"] for row in rows) == sorted(set(range(ROWS)) - {2 * n for n in gone})
 
 
@@ -326,7 +320,7 @@ def test_renamed_columns_have_their_new_names(tmp_path: Path) -> None:
     }
     protocol = {"minReaderVersion": 2, "minWriterVersion": 5}
     add_to_log(table, {"protocol": protocol}, {"metaData": metadata})
-    files = delta_table.find(str(table))
+    files = find_delta(table)
     assert list(files.columns) == ["new name", "b"]
     assert rows_of(files, ["new name"])[5] == {"new name": 5}
 
@@ -334,5 +328,5 @@ def test_renamed_columns_have_their_new_names(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_a_delta_table_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("deltalake")
     with pytest.raises(DataError, match=r"Delta.*storage_options"):
-        delta_table.find(str(tmp_path))
+        find_delta(tmp_path)
     shutil.rmtree(tmp_path)

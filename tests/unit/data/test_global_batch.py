@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,8 +20,7 @@ TABLE = pa.table({"label": np.arange(ROWS), "x": np.arange(ROWS) ** 2 / ROWS})
 
 
 @pytest.fixture
-def shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shard:
-    monkeypatch.setenv("HOROVOD_RUNNER_DATA", str(tmp_path))
+def shard() -> Shard:
     return shard_of(TABLE)
 
 
@@ -44,11 +42,8 @@ def mean_over_ranks(feeds: list[Any], batches: tuple[Any, ...]) -> float:
 
 
 @given(st.integers(1, 9), st.integers(1, 120))
-def test_each_step_has_the_mean_of_one_process(
-    tmp_path_factory: pytest.TempPathFactory, size: int, global_batch: int
-) -> None:
+def test_each_step_has_the_mean_of_one_process(size: int, global_batch: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HOROVOD_RUNNER_DATA", str(tmp_path_factory.mktemp("data")))
         alone = feeds(shard_of(TABLE), patch, 1, global_batch)
         expected = [batch["x"].mean() for batch in alone[0]]
         together = feeds(shard_of(TABLE), patch, size, global_batch)
@@ -142,18 +137,6 @@ def test_an_empty_part_is_a_row_with_the_weight_0(
     feed = shard.batches(global_batch=101, sample_weights=True)
     [_, last] = feed
     assert (len(last["x"]), last["weight"].tolist(), feed.real, feed.weight) == (1, [0.0], 0, 0.0)
-
-
-def test_exactly_one_of_batch_size_and_global_batch_is_given(shard: Shard) -> None:
-    for number in (None, 8):
-        with pytest.raises(TypeError, match=f"batch_size .* {number} .*global_batch .* {number}$"):
-            shard.batches(number, global_batch=number)
-    with pytest.raises(ValueError, match=r"global_batch .* 1 .* 0$"):
-        shard.batches(global_batch=0)
-    with pytest.raises(TypeError, match=r"global_batch .* 1\.5"):
-        shard.batches(global_batch=1.5)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"last_batch='short' .*global_batch"):
-        shard.batches(8, last_batch="short")
 
 
 def test_a_dataset_that_is_split_among_the_ranks_is_refused(shard: Shard) -> None:

@@ -1,4 +1,4 @@
-"""Store: complete or absent, filled by several processes, and errors when files are damaged."""
+"""Stores and pieces: complete or absent, filled by several processes, errors for damaged files."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import pytest
 from horovod_runner.data.pack import columns, store
 from horovod_runner.data.pack.layout import Chunk, Layout
 from horovod_runner.data.pack.store import Store
+from horovod_runner.data.read.pieces import write_together
 from horovod_runner.data.read.readers import Table
 from horovod_runner.errors import DataError
 
@@ -154,30 +155,33 @@ def test_the_unit_of_a_killed_process_is_packed_by_another(tmp_path: Path, parts
 
 
 @pytest.mark.parametrize("name", ["fixed-0", "fixed-1", "ends-0", "values-0-2"])
-def test_a_truncated_file_is_named(tmp_path: Path, parts: Parts, name: str) -> None:
+def test_a_file_that_was_cut_or_removed_is_named(tmp_path: Path, parts: Parts, name: str) -> None:
     filled(tmp_path, parts)
     path = tmp_path / "packed" / name
     size = path.stat().st_size
     os.truncate(path, size - 1)
     with pytest.raises(DataError, match=rf"/packed/{name} .* {size - 1:,} bytes .* {size:,}\b"):
         Store(tmp_path / "packed").open()
+    path.unlink()
+    with pytest.raises(DataError, match=f"/packed/{name} .*no longer exists"):
+        Store(tmp_path / "packed").open()
 
 
-@pytest.mark.parametrize("name", ["unit-2.json", "fixed-0", "layout.json"])
-def test_a_missing_file_is_named(tmp_path: Path, parts: Parts, name: str) -> None:
+@pytest.mark.parametrize("name", ["unit-2.json", "layout.json"])
+def test_a_missing_description_is_named(tmp_path: Path, parts: Parts, name: str) -> None:
     filled(tmp_path, parts)
     (tmp_path / "packed" / name).unlink()
-    with pytest.raises(DataError, match=f"/packed.*{name}") as caught:
+    with pytest.raises(DataError, match=f"/packed.*{name}"):
         Store(tmp_path / "packed").open()
-    assert "None" not in str(caught.value)
+
+
+def full(*_: object) -> Any:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_a_disk_that_is_too_small_is_noticed_before_rows_are_written(
     tmp_path: Path, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     monkeypatch.setattr(store.os, "posix_fallocate", full)
     with pytest.raises(DataError, match=r"packed .* needs \d+\.\d kB, .*TMPDIR"):
         Store.create(tmp_path / "packed", parts.layout)
@@ -187,25 +191,18 @@ def test_a_disk_that_is_too_small_is_noticed_before_rows_are_written(
 def test_a_disk_that_is_full_before_the_layout_is_written_leaves_no_store(
     tmp_path: Path, parts: Parts
 ) -> None:
-    folder = tmp_path / "packed"
-
     class Full(Layout):
-        def save(self, folder: Path) -> None:
-            raise OSError(errno.ENOSPC, "No space left on device")
+        save = full
 
     with pytest.raises(DataError, match="free"):
-        Store.create(folder, Full(parts.layout.columns, parts.layout.units))
-    assert not folder.exists()
+        Store.create(tmp_path / "packed", Full(parts.layout.columns, parts.layout.units))
+    assert not (tmp_path / "packed").exists()
 
 
 def test_no_incomplete_unit_is_used_after_the_disk_was_full(
     tmp_path: Path, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packed = Store.create(tmp_path / "packed", parts.layout)
-
-    def full(*_: object) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     with monkeypatch.context() as patch:
         patch.setattr(store.os, "pwrite", full)
         with pytest.raises(DataError, match=r"packed .*TMPDIR"):
@@ -234,3 +231,11 @@ def test_columns_of_one_type_share_a_matrix(parts: Parts) -> None:
     groups = [[column.name for column in group] for group in parts.layout.groups()]
     assert groups == [["a", "c"], ["b"], ["v"]]
     assert columns.Column("x", "vector", "int64", (2, 3)).width == 6
+
+
+def test_a_piece_knows_the_shortest_and_the_longest_list_of_all_its_batches(tmp_path: Path) -> None:
+    lists = [[[1.0, 2.0]], [[3.0, 4.0], [5.0]], [[6.0, 7.0, 8.0]]]
+    batches = [pa.RecordBatch.from_pydict({"x": values}) for values in lists]
+    (piece,) = write_together(tmp_path, "train", 1, lambda number: iter(batches))
+    assert piece.rows == 4
+    assert piece.lengths == {"x": (1, 3)}
