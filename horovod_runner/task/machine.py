@@ -140,22 +140,20 @@ def _throttled(
 def _with_host(machine: Machine, before: Counters, now: Counters) -> Machine:
     """Add what the host did."""
     seconds = machine.seconds
-    received, sent = (
-        max(0, n - b) for n, b in ((now.received, before.received), (now.sent, before.sent))
-    )
+    did = Counters._make(max(0, n - b) for b, n in zip(before, now, strict=True))
     return msgspec.structs.replace(
         machine,
-        cores=max(0.0, now.busy - before.busy) / seconds,
+        cores=did.busy / seconds,
         host_cores=psutil.cpu_count() or 0,
-        swapped=max(0, now.swapped - before.swapped),
-        disk=max(0, now.disk - before.disk),
-        network=received + sent,
-        received=received,
-        io_wait=max(0.0, now.io_wait - before.io_wait) / seconds,
-        stolen=max(0.0, now.stolen - before.stolen) / seconds,
-        cpu_stall=(now.cpu_stall - before.cpu_stall) / seconds,
-        memory_stall=(now.memory_stall - before.memory_stall) / seconds,
-        io_stall=(now.io_stall - before.io_stall) / seconds,
+        swapped=did.swapped,
+        disk=did.disk,
+        network=did.received + did.sent,
+        received=did.received,
+        io_wait=did.io_wait / seconds,
+        stolen=did.stolen / seconds,
+        cpu_stall=did.cpu_stall / seconds,
+        memory_stall=did.memory_stall / seconds,
+        io_stall=did.io_stall / seconds,
         frequency=counters.frequency(),
-        hot=(now.hot - before.hot) / seconds,
+        hot=did.hot / seconds,
     )

@@ -20,6 +20,7 @@ import msgspec
 
 from horovod_runner.common.descriptors import free_front
 from horovod_runner.wire.framing import complete, frame, unframe
+from horovod_runner.worker.imports.patches import instead_of
 from horovod_runner.worker.profiling.clock import cells, clock
 from horovod_runner.worker.profiling.sampler import Pace, Sampler, Stack, add
 
@@ -81,23 +82,19 @@ class LoaderWatch:
 
     def _time(self, module: Any) -> None:
         """Time the calls that wait: for the first batch, which starts processes, and the next."""
-        loader, iterator = module.DataLoader, module._BaseDataLoaderIter
-        begin, following = loader.__iter__, iterator.__next__
 
-        def timed_begin(self: Any) -> Any:
+        @instead_of(module.DataLoader, "__iter__")
+        def begin(plain: Any, loader: Any) -> Any:
             with clock.timing("data"):
-                return begin(self)
+                return plain(loader)
 
-        watch = self
-
-        def timed_next(self: Any) -> Any:
+        @instead_of(module._BaseDataLoaderIter, "__next__")
+        def following(plain: Any, iterator: Any) -> Any:
             with clock.timing("data"):
-                batch = following(self)
-            watch.batches += 1
-            watch.cells += cells(batch)
+                batch = plain(iterator)
+            self.batches += 1
+            self.cells += cells(batch)
             return batch
-
-        loader.__iter__, iterator.__next__ = timed_begin, timed_next
 
     def read(self) -> None:
         """Add what the processes have written."""
