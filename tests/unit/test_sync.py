@@ -38,13 +38,11 @@ def test_only_rank_0_sends_names() -> None:
     assert (first.epoch, second.rank) == (4, 1)
 
 
-def test_variables_are_named_by_their_path_or_their_index() -> None:
+def test_weights_are_named_by_their_path_or_their_place_also_in_nested_models() -> None:
     weights = hash_weights([Variable("dense/kernel", np.zeros(2)), np.zeros(2)], 0, None)
     assert weights.names == ["dense/kernel", "1"]
     assert weights.digests[0] == weights.digests[1]
 
-
-def test_models_and_lists_may_be_nested() -> None:
     class Model:
         trainable_variables = (Variable("dense/kernel", np.zeros(2)),)
 
@@ -111,9 +109,16 @@ def feeds(rank: int, *values: str, data: str = "train") -> list[Note]:
     ]
 
 
+def weights(key: str, *values: str) -> list[Note]:
+    """A note of each rank."""
+    return [Note(rank, "weights", key, value, "t.py:5") for rank, value in enumerate(values)]
+
+
 def test_the_same_notes_of_all_ranks_are_no_mistake() -> None:
     ahead, other = feeds(1, *"abcdefgh"), feeds(0, *"abcdefgh")
     assert warnings_of(*ahead[:2], *other, *ahead[2:]) == []
+    # Their names do not count.
+    assert warnings_of(*weights("at the end", "SGD\t0.1\nnetwork/a 00", "SGD\t0.1\na 00")) == []
 
 
 def test_feeds_that_differ_are_reported_once_with_both_ranks() -> None:
@@ -161,31 +166,17 @@ def test_weights_that_differ_are_reported_with_the_cause(
     key: str, optimizer: str, text: str
 ) -> None:
     values = (f"{optimizer}\t0.1\na 00\nb 11", f"{optimizer}\t0.1\na 00\nb 12")
-    notes = [Note(rank, "weights", key, value, "t.py:5") for rank, value in enumerate(values)]
-    (shown,) = warnings_of(*notes)
+    (shown,) = warnings_of(*weights(key, *values))
     assert text in shown
     assert "t.py:5" in shown
 
 
-def test_equal_weights_with_other_names_are_no_difference() -> None:
-    values = ("SGD\t0.1\nnetwork/a 00", "SGD\t0.1\na 00")
-    notes = [Note(rank, "weights", "at the end", value, "") for rank, value in enumerate(values)]
-    assert warnings_of(*notes) == []
-
-
-def test_learning_rates_that_differ_are_reported_with_both() -> None:
+def test_other_learning_rates_and_other_weights_are_reported_with_both() -> None:
     values = ("Distributed SGD\t0.1, 0.5\na 00", "Distributed SGD\t0.1, 0.05\na 00")
-    notes = [Note(rank, "weights", "after step 40", value, "") for rank, value in enumerate(values)]
-    (shown,) = warnings_of(*notes)
-    assert "another learning rate than rank 0 after step 40 (0.1, 0.05 and 0.1, 0.5)" in shown
-
-
-def test_other_weights_on_other_ranks_are_reported() -> None:
-    notes = [
-        Note(0, "weights", "after step 1", "SGD\na 0", ""),
-        Note(1, "weights", "after step 1", "", ""),
-    ]
-    (shown,) = warnings_of(*notes)
+    (shown,) = warnings_of(*weights("after step 40", *values))
+    told = "another learning rate than rank 0 after step 40 at t.py:5 (0.1, 0.05 and 0.1, 0.5)"
+    assert told in shown
+    (shown,) = warnings_of(*weights("after step 1", "SGD\na 0", ""))
     assert "rank 1 trains 0 weights and rank 0 1" in shown
 
 
@@ -229,7 +220,7 @@ def test_a_folder_of_logs_may_be_a_path_or_a_url(noted: list[str]) -> None:
     assert noted == ["file /logs/a/", "file /logs/b/", "file s3://bucket/c/"]
 
 
-def test_files_are_noted_however_the_arguments_are_passed(noted: list[str]) -> None:
+def test_files_are_noted_once_however_the_arguments_are_passed(noted: list[str]) -> None:
     def save(obj: object, f: object, pickle_protocol: int = 2) -> object:
         return obj, f, pickle_protocol
 
@@ -250,18 +241,11 @@ def test_files_are_noted_however_the_arguments_are_passed(noted: list[str]) -> N
     assert keras.save_weights(model=1, filepath="/e") == (1, "/e")
     buffer = BytesIO()
     assert torch.save(1, f=buffer) == (1, buffer, 2)
+    for file in ("/a", "/b", "/c"):  # each is noted once
+        torch.save(1, file)
     assert noted == ["file /a", "file /b", "file /c", "file /d", "file /e"]
     with pytest.raises(TypeError, match="'f'"):
         torch.save(1)
-
-
-def test_each_file_that_a_rank_writes_is_noted_once(noted: list[str]) -> None:
-    torch = SimpleNamespace(save=lambda obj, f: None)
-    calls.watch_torch_save(torch)
-    for _ in range(2):
-        for file in ("/a", "/b", "/c"):
-            torch.save(1, file)
-    assert noted == ["file /a", "file /b", "file /c"]
 
 
 def test_runs_of_mlflow_that_ranks_join_or_nest_are_no_mistake(
