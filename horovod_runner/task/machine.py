@@ -87,14 +87,14 @@ class MachineWatch:
             return machine
         return _with_host(machine, before.host, now.host)
 
-    def _read(self, before: _Reading | None) -> _Reading:
+    def _read(self, before: _MachineReading | None) -> _MachineReading:
         family = processes.family(self._guard)
         cpu, faults = sum(use.cpu for use in family), sum(use.faults for use in family)
         if self._is_first:  # this process is the run's, too; on the driver's machine the driver
             cpu += time.process_time()
         if before is not None:  # a process that ends while it is read is missing for once
             cpu, faults = max(cpu, before.cpu), max(faults, before.faults)
-        return _Reading(
+        return _MachineReading(
             time.monotonic(),
             cpu,
             faults,
@@ -104,7 +104,7 @@ class MachineWatch:
         )
 
 
-class _Reading(NamedTuple):
+class _MachineReading(NamedTuple):
     """Counters at a moment.
 
     Attributes:

@@ -30,7 +30,7 @@ _clipping = threading.local()  # it has "now" while a clip asks for a norm
 _CLIPS = ("clip_grad_norm_", "clip_grad_value_")
 
 
-def watch_horovod(module: Any) -> None:
+def mend_horovod(module: Any) -> None:
     """Let optimizers average gradients early, and refuse to wrap one twice.
 
     Called with the module ``horovod.torch.optimizer``. The optimizers' ``zero_grad`` also gets the
@@ -131,7 +131,7 @@ def _average(optimizer: Any) -> None:
     optimizer._averaged_early = True
 
 
-def watch_clipping(module: Any) -> None:
+def mend_clipping(module: Any) -> None:
     """Average gradients before they are clipped; called with ``torch.nn.utils.clip_grad``."""
     for name in _CLIPS:
         _average_before_clip(module, name)
@@ -281,7 +281,7 @@ def _is_accumulating(optimizer: Any) -> bool:
     return all(optimizer._allreduce_delay[own] > 0 for own in begun)
 
 
-def watch_scaling(module: Any) -> None:
+def mend_scaling(module: Any) -> None:
     """Average gradients before they are unscaled; called with ``torch.amp.grad_scaler``."""
 
     @instead_of(module.GradScaler, "unscale_")

@@ -15,7 +15,7 @@ from horovod_runner.worker.checks.models import check_same_model
 from horovod_runner.worker.imports.patches import instead_of
 
 
-class _Place(NamedTuple):
+class _TensorPlace(NamedTuple):
     """Where a tensor was in a state, and what it is like."""
 
     number: int
@@ -123,14 +123,14 @@ def _take(tensors: list[Any], value: Any) -> Any:
         return value
     tensors.append(value.detach().contiguous())
     on_cpu = value.device.type == "cpu"
-    return _Place(len(tensors) - 1, tuple(value.shape), value.dtype, on_cpu)
+    return _TensorPlace(len(tensors) - 1, tuple(value.shape), value.dtype, on_cpu)
 
 
 def _make(tensors: list[Any], weight: Any, value: Any) -> Any:
     """Make an empty tensor for a place, and append it to a list."""
     import torch
 
-    if not isinstance(value, _Place):
+    if not isinstance(value, _TensorPlace):
         return value
     device = "cpu" if value.on_cpu else weight.device
     tensors.append(torch.empty(value.shape, dtype=value.dtype, device=device))

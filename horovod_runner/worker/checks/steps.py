@@ -33,7 +33,7 @@ _watching: list[_TorchSteps] = []
 _parallel: weakref.WeakSet[Any] = weakref.WeakSet()  # modules of all ranks
 
 
-class _Training:
+class _Watched:
     """What is compared of an optimizer's weights at its end: after its last step.
 
     Args:
@@ -78,7 +78,7 @@ class _TorchSteps:
         self.joined = False
         # Not by id: that of an optimizer that was freed is given to another one, and ranks free
         # theirs at different times.
-        self._trainings: weakref.WeakKeyDictionary[Any, _Training] = weakref.WeakKeyDictionary()
+        self._trainings: weakref.WeakKeyDictionary[Any, _Watched] = weakref.WeakKeyDictionary()
         self._ends: list[weakref.finalize[..., Any]] = []  # also of what no longer exists
         self._outer_steps = OuterSteps()
         self._ended = False
@@ -95,7 +95,7 @@ class _TorchSteps:
             # The hooks stay: another thread may be in a step, and torch iterates over them there.
             self._ended = True
         else:
-            training = _Training(optimizer, len(self._ends) + 1)
+            training = _Watched(optimizer, len(self._ends) + 1)
             self._trainings[optimizer] = training
             # It often ends before main does, and its weights with it.
             self._ends.append(weakref.finalize(optimizer, training.end))

@@ -22,7 +22,7 @@ from typing import Any, Final, Literal
 from horovod_runner.common.text import bytes_text, sizes_text
 from horovod_runner.wire.messages import MOST_TRACE_BYTES, TraceName
 from horovod_runner.worker.profiling.clock import clock
-from horovod_runner.worker.profiling.collectives import Collectives
+from horovod_runner.worker.profiling.collectives import CollectiveLog
 from horovod_runner.worker.profiling.steps import optimizer_steps
 
 #: The steps that are recorded, the first one being step 1.
@@ -198,7 +198,7 @@ class FrameworkProfiler:
         self._attempt(self._record_tensorflow)
 
     def _record_tensorflow(self) -> None:
-        collectives = Collectives()
+        collectives = CollectiveLog()
         until, folder = 0, Path(f"{self._path}.tensorflow")
         while not self._ended.wait(_LOOK_SECONDS) and not self._is_over:
             if not _has_tensorflow() or optimizer_steps.count:

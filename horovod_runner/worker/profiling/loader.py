@@ -29,7 +29,7 @@ _PACE_SECONDS: Final = 1.0
 _MOST_STACKS: Final = 100
 
 
-class _Seen(msgspec.Struct, array_like=True):
+class _SeenLines(msgspec.Struct, array_like=True):
     """What a process has seen since it wrote the last time, in microseconds."""
 
     total: int
@@ -37,7 +37,7 @@ class _Seen(msgspec.Struct, array_like=True):
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
-_decode: Final = msgspec.msgpack.Decoder(_Seen).decode
+_decode: Final = msgspec.msgpack.Decoder(_SeenLines).decode
 
 
 class LoaderWatch:
@@ -179,6 +179,6 @@ class _OwnLines:
     def _write(self) -> None:
         """Append in one call: the kernel puts what processes append one after the other."""
         stacks = Counter(self._sampler.stacks()).most_common(_MOST_STACKS)
-        seen = _Seen(self._sampler.total, [(list(stack), count) for stack, count in stacks])
+        seen = _SeenLines(self._sampler.total, [(list(stack), count) for stack, count in stacks])
         os.write(self._file, frame(_encode(seen)))
         self._sampler = Sampler(clock=self._monotonic)

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from horovod_runner.common.clocks import process_clock
 from horovod_runner.wire.measurements import UNKNOWN, Lines, Profile, Thread, Waits
 from horovod_runner.worker.profiling.clock import clock
-from horovod_runner.worker.profiling.collectives import TORCH_SET, Collective, Collectives, chosen
+from horovod_runner.worker.profiling.collectives import TORCH_SET, Collective, CollectiveLog, chosen
 from horovod_runner.worker.profiling.flight_recorder import FlightRecorder
 from horovod_runner.worker.profiling.loader import LoaderWatch
 from horovod_runner.worker.profiling.sampler import LOOK_SECONDS, Pace, Sampler, Stack
@@ -66,7 +66,7 @@ class Profiler:
         self._sampler = Sampler(outermost)
         self._look_seconds = LOOK_SECONDS  # between two looks of this summary
         self._loader = LoaderWatch()
-        self._collectives = Collectives()
+        self._collectives = CollectiveLog()
         self._flight_recorder = flight_recorder or FlightRecorder()
         self._unsent: list[Collective] = []
         self._late = 0.0
