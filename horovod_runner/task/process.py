@@ -49,7 +49,7 @@ _WITHHELD = (
     "SPARK_AUTH_SOCKET_TIMEOUT",
     "SPARK_BUFFER_SIZE",
 )
-# Set if an MPI started this process. A rank's MPI gets its answers from the task (host/pmi.py).
+# Set if an MPI started this process. A rank's MPI gets its answers from the task (mpi_socket.py).
 _WITHHELD_MPI = ("PMI_", "PMIX_")
 
 
