@@ -150,7 +150,14 @@ def a_state_is_loaded_before_the_optimizer_is_distributed(hvd: Any) -> list[Any]
     optimizer = training.distributed(plain)
     steps(training, optimizer, 2)
     assert plain.state is optimizer.state  # also what is saved by the first name is of this step
-    return training.weights()
+    wide = Training(hvd, torch.nn.Linear(3, 1 << 19))  # so large that backward sends its gradients
+    for _ in range(2):
+        again = wide.distributed(torch.optim.SGD(wide.model.parameters(), lr=0.1))
+        for _ in range(2):
+            again.zero_grad()
+            wide.model(wide.rows(3)).square().mean().backward()
+            again.step()
+    return [training.weights(), float(wide.model.weight.mean())]
 
 
 def matrices_are_trained_by_muon(hvd: Any) -> list[Any]:
@@ -228,7 +235,8 @@ def a_closure_computes_gradients(hvd: Any) -> list[Any]:
             optimizer.zero_grad()
             loss = loss_of(training)
             loss.backward()
-            torch.nn.utils.clip_grad_norm_(training.model.parameters(), 0.1)
+            if isinstance(optimizer, torch.optim.LBFGS):  # a clip averages, too
+                torch.nn.utils.clip_grad_norm_(training.model.parameters(), 0.1)
             return loss
 
         found += [float(optimizer.step(closure)) for _ in range(3)]
