@@ -93,7 +93,7 @@ IMPORT_HOOKS: Final = (
     ),
     ImportHook(
         "horovod.torch.optimizer",
-        ".worker.checks.gradients:watch_horovod",
+        ".worker.checks.gradients:mend_horovod",
         "gradients are clipped and unscaled before they are averaged",
         trains=True,
     ),
@@ -163,7 +163,7 @@ IMPORT_HOOKS: Final = (
     ),
     ImportHook(
         "torch.amp.grad_scaler",
-        ".worker.checks.gradients:watch_scaling",
+        ".worker.checks.gradients:mend_scaling",
         "GradScaler unscales gradients before they are averaged",
         trains=True,
     ),
@@ -180,7 +180,7 @@ IMPORT_HOOKS: Final = (
     ),
     ImportHook(
         "torch.nn.utils.clip_grad",
-        ".worker.checks.gradients:watch_clipping",
+        ".worker.checks.gradients:mend_clipping",
         "clip_grad_norm_ and clip_grad_value_ clip gradients before they are averaged",
         trains=True,
     ),

@@ -87,14 +87,14 @@ class MachineWatch:
             return machine
         return _with_host(machine, before.host, now.host)
 
-    def _read(self, before: _Reading | None) -> _Reading:
+    def _read(self, before: _MachineReading | None) -> _MachineReading:
         family = processes.family(self._guard)
         cpu, faults = sum(use.cpu for use in family), sum(use.faults for use in family)
         if self._is_first:  # this process is the run's, too; on the driver's machine the driver
             cpu += time.process_time()
         if before is not None:  # a process that ends while it is read is missing for once
             cpu, faults = max(cpu, before.cpu), max(faults, before.faults)
-        return _Reading(
+        return _MachineReading(
             time.monotonic(),
             cpu,
             faults,
@@ -104,7 +104,7 @@ class MachineWatch:
         )
 
 
-class _Reading(NamedTuple):
+class _MachineReading(NamedTuple):
     """Counters at a moment.
 
     Attributes:
@@ -140,22 +140,20 @@ def _throttled(
 def _with_host(machine: Machine, before: Counters, now: Counters) -> Machine:
     """Add what the host did."""
     seconds = machine.seconds
-    received, sent = (
-        max(0, n - b) for n, b in ((now.received, before.received), (now.sent, before.sent))
-    )
+    did = Counters._make(max(0, n - b) for b, n in zip(before, now, strict=True))
     return msgspec.structs.replace(
         machine,
-        cores=max(0.0, now.busy - before.busy) / seconds,
+        cores=did.busy / seconds,
         host_cores=psutil.cpu_count() or 0,
-        swapped=max(0, now.swapped - before.swapped),
-        disk=max(0, now.disk - before.disk),
-        network=received + sent,
-        received=received,
-        io_wait=max(0.0, now.io_wait - before.io_wait) / seconds,
-        stolen=max(0.0, now.stolen - before.stolen) / seconds,
-        cpu_stall=(now.cpu_stall - before.cpu_stall) / seconds,
-        memory_stall=(now.memory_stall - before.memory_stall) / seconds,
-        io_stall=(now.io_stall - before.io_stall) / seconds,
+        swapped=did.swapped,
+        disk=did.disk,
+        network=did.received + did.sent,
+        received=did.received,
+        io_wait=did.io_wait / seconds,
+        stolen=did.stolen / seconds,
+        cpu_stall=did.cpu_stall / seconds,
+        memory_stall=did.memory_stall / seconds,
+        io_stall=did.io_stall / seconds,
         frequency=counters.frequency(),
-        hot=(now.hot - before.hot) / seconds,
+        hot=did.hot / seconds,
     )

@@ -104,7 +104,7 @@ class MemoryWatch:
         self._limit = 0
         self._lowest = 0
         self._looks: deque[tuple[float, int]] = deque(maxlen=_MOST_LOOKS)
-        self._readings: deque[_Reading] = deque()
+        self._readings: deque[_MemoryReading] = deque()
         self._first_memory: dict[int, int] = {}
         self._warned = False
         self._due = 0.0
@@ -171,7 +171,7 @@ class MemoryWatch:
         counter = control_groups.kill_counter(self._pid)
         killed = control_groups.killed_for_memory(counter)
         on_host = control_groups.killed_for_memory(control_groups.host_kill_counter())
-        self._readings.append(_Reading(now, memory, counter, killed, on_host))
+        self._readings.append(_MemoryReading(now, memory, counter, killed, on_host))
         while now - self._readings[0].time > _KEPT_SECONDS:
             self._readings.popleft()
 
@@ -194,7 +194,7 @@ class MemoryWatch:
         )
 
 
-class _Reading(NamedTuple):
+class _MemoryReading(NamedTuple):
     """What the processes of a rank had in memory at a moment.
 
     Attributes:

@@ -22,7 +22,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import IO, Final
 
@@ -34,7 +34,7 @@ from horovod_runner.task.warm.client import ForkedGuard, ForkServer, NotForkedEr
 from horovod_runner.wire import job_file
 from horovod_runner.wire.job_file import WorkerJob, WorkerOutcome
 from horovod_runner.worker import guard
-from horovod_runner.worker.guard import Report
+from horovod_runner.worker.guard import GuardReport
 
 PIPE_BYTES: Final = 1 << 20
 # The user's function must not see secrets and ports of Spark and Py4J, and a run that a rank of
@@ -49,7 +49,7 @@ _WITHHELD = (
     "SPARK_AUTH_SOCKET_TIMEOUT",
     "SPARK_BUFFER_SIZE",
 )
-# Set if an MPI started this process. A rank's MPI gets its answers from the task (host/pmi.py).
+# Set if an MPI started this process. A rank's MPI gets its answers from the task (mpi_socket.py).
 _WITHHELD_MPI = ("PMI_", "PMIX_")
 
 
@@ -73,6 +73,7 @@ class WorkerProcess:
     Attributes:
         stdout, stderr, messages, reports, file_parts, stacks: pipes to read, non-blocking.
         pid_pipe: becomes readable when :attr:`pid` is known.
+        exit_descriptor: becomes readable when all has ended; None where the system has no pidfds.
         pmi: the socket for the startup requests of the worker's MPI; None without MPI.
         fork_server: the owner's fork server, which may not exist; None without an owner.
         cold_reason: why the worker was not forked from it; empty if it was, or without an owner.
@@ -120,15 +121,23 @@ class WorkerProcess:
                 except NotForkedError as error:
                     self.cold_reason = str(error)
             if guard_process is None:
-                streams = (stdout, stderr)
-                given = [self._limits.killed_end, *arguments]
-                guard_process = _start(given, streams, descriptors, variables, directory)
+                given = map(str, (self._limits.killed_end, *arguments))
+                guard_process = subprocess.Popen(
+                    job_file.command("horovod_runner.worker.main", *given, directory=directory),
+                    stdin=subprocess.DEVNULL,
+                    stdout=stdout,
+                    stderr=stderr,
+                    env=variables,
+                    cwd=directory,
+                    pass_fds=descriptors,
+                    start_new_session=True,
+                )
             self._process = guard_process
-            self._exit_descriptor = _exit_descriptor(guard_process)
+            self.exit_descriptor = _exit_descriptor(guard_process)
             self._ours = ours.pop_all()
         self._pid: int | None = None
         self._has_ended = False
-        self._report: Report | None = None
+        self._report: GuardReport | None = None
         self._killed_at = 0.0
         pipes = (self.messages, self.reports, self.file_parts, self.stacks)
         os.set_blocking(self._report_pipe, False)
@@ -176,11 +185,6 @@ class WorkerProcess:
         return self._process.pid
 
     @property
-    def exit_descriptor(self) -> int | None:
-        """Becomes readable when all has ended; None where the system has no pidfds."""
-        return self._exit_descriptor
-
-    @property
     def exit_code(self) -> int | None:
         """The worker's exit code, negative for a signal; None until it and its children ended.
 
@@ -192,13 +196,13 @@ class WorkerProcess:
         report = self._read_report()
         return code if report is None else report.exit_code
 
-    def _read_report(self) -> Report | None:
+    def _read_report(self) -> GuardReport | None:
         """Return the report of a guard that has ended; None if it was killed before it sent one."""
         if not self._has_ended:
             self._has_ended = True
             with suppress(BlockingIOError):
                 if data := os.read(self._report_pipe, 1 << 16):
-                    self._report = Report.decode(data)
+                    self._report = GuardReport.decode(data)
         return self._report
 
     @property
@@ -264,9 +268,9 @@ class WorkerProcess:
 
     def close(self) -> None:
         """End all processes and close all descriptors. May be called twice."""
-        if self._exit_descriptor is not None:
-            os.close(self._exit_descriptor)
-            self._exit_descriptor = None
+        if self.exit_descriptor is not None:
+            os.close(self.exit_descriptor)
+            self.exit_descriptor = None
         if self._outcome_file.closed:
             return
         if self.exit_code is None:
@@ -286,35 +290,6 @@ class WorkerProcess:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._pid, signal.SIGKILL)
         self._ours.close()
-
-
-def _start(
-    arguments: Iterable[float],
-    streams: tuple[int, int],
-    inherited: Sequence[int],
-    variables: Mapping[str, str],
-    directory: str | None,
-) -> subprocess.Popen[bytes]:
-    """Start a guard in a new interpreter.
-
-    Args:
-        arguments: those of worker.main: a time limit and descriptors.
-        streams: the descriptors of its standard output and error.
-        inherited: all other descriptors that it inherits.
-        variables: its environment.
-        directory: its working directory; None for this process's.
-    """
-    stdout, stderr = streams
-    return subprocess.Popen(
-        job_file.command("horovod_runner.worker.main", *map(str, arguments), directory=directory),
-        stdin=subprocess.DEVNULL,
-        stdout=stdout,
-        stderr=stderr,
-        env=variables,
-        cwd=directory,
-        pass_fds=inherited,
-        start_new_session=True,
-    )
 
 
 def _describe_process(pid: int) -> str:

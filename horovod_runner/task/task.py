@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -121,7 +121,7 @@ def _run_with(job: Job, address: ChannelAddress, setup: TaskSetup, stack: ExitSt
         if setup.detached is not None and not link.reaches(job.limits.driver_reached):
             raise DetachError
         try:
-            folder = stack.enter_context(_scratch(job)) if _needs_scratch(job) else None
+            folder = keep_scratch(job, stack)
             outcome = _RankTask(job, address, setup, link, folder).run()
         except DetachError:
             raise
@@ -141,18 +141,16 @@ def _run_with(job: Job, address: ChannelAddress, setup: TaskSetup, stack: ExitSt
         link.close()
 
 
-def keep_scratch(job: Job, stack: ExitStack) -> None:
-    """Keep the run's scratch folder on this host, if the job needs one, as long as ``stack``."""
-    if _needs_scratch(job):
-        stack.enter_context(_scratch(job))
+def keep_scratch(job: Job, stack: ExitStack) -> Path | None:
+    """Keep the run's scratch folder on this host as long as ``stack``.
 
-
-def _needs_scratch(job: Job) -> bool:
-    return bool(job.data or job.checkpoints.resume) or _wants_timeline(job) or _wants_trace(job)
-
-
-def _scratch(job: Job) -> RunFolder:
-    return RunFolder(job.run_id, limit=job.options.data_config.disk_limit)
+    Returns:
+        The folder; None if the job needs none.
+    """
+    if not (job.data or job.checkpoints.resume or _wants_timeline(job) or _wants_trace(job)):
+        return None
+    limit = job.options.data_config.disk_limit
+    return stack.enter_context(RunFolder(job.run_id, limit=limit)).path
 
 
 def _wants_timeline(job: Job) -> bool:
@@ -163,10 +161,11 @@ def _wants_trace(job: Job) -> bool:
     return job.options.debug_config.torch_profiler is not False
 
 
+@dataclass(frozen=True)
 class _RankTask:
     """The steps of one rank: meet, fetch, run the worker.
 
-    Args:
+    Attributes:
         job: what to run.
         address: of the channel that ``link`` is connected to.
         setup: where this task runs.
@@ -174,19 +173,11 @@ class _RankTask:
         folder: the run's scratch folder on this host; None where the job needs none.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        address: ChannelAddress,
-        setup: TaskSetup,
-        link: Link,
-        folder: RunFolder | None,
-    ) -> None:
-        self._job = job
-        self._address = address
-        self._setup = setup
-        self._link = link
-        self._folder = None if folder is None else folder.path
+    job: Job
+    address: ChannelAddress
+    setup: TaskSetup
+    link: Link
+    folder: Path | None
 
     def run(self) -> Outcome:
         """Run the rank to its end.
@@ -194,55 +185,39 @@ class _RankTask:
         Raises:
             DetachError: the tasks must switch to detached mode.
         """
-        job, setup = self._job, self._setup
-        pieces = self._receive_rows()
-        offer = meeting.make_offer(
-            job,
-            self._address,
-            setup.task,
-            setup.task_gpus,
-            setup.user_environment.get("HOROVOD_GLOO_IFACE", ""),
-        )
+        job, setup, link = self.job, self.setup, self.link
+        pieces: dict[str, bytes] = {}
+        if setup.receive_rows is not None and self.folder is not None:
+            pieces = setup.receive_rows(self.folder)
+        interface = setup.user_environment.get("HOROVOD_GLOO_IFACE", "")
+        offer = meeting.make_offer(job, self.address, setup.task, setup.task_gpus, interface)
         with meeting.meeting_points(job, setup.task, offer.address) as points:
             versions = software.installed(setup.path)
             hello = messages.Hello(offer, points.rendezvous, points.master_port, versions, pieces)
-            self._link.put(hello)
-            assignment = meeting.await_assignment(
-                self._link, self._address, job.limits.driver_answer
-            )
-            with self._temporary(assignment.slot) as temporary:
-                checkpoints = self._fetch_checkpoint(assignment.slot, temporary)
+            link.put(hello)
+            assignment = meeting.await_assignment(link, self.address, job.limits.driver_answer)
+            rank = assignment.slot.rank
+            with ExitStack() as stack:
+                temporary, checkpoints = None, job.checkpoints
+                if self.folder is not None:
+                    temporary = stack.enter_context(rank_folder(self.folder, rank, job.attempt))
+                if rank == 0 and checkpoints.resume and temporary is not None:
+                    checkpoints = transfer.fetch_checkpoint(
+                        checkpoints, link, temporary, job.limits.checkpoint_piece
+                    )
                 outcome = self._run_worker(assignment, checkpoints, temporary)
             remove_left(job.run_id)
             return outcome
-
-    def _temporary(self, slot: Slot) -> AbstractContextManager[Path | None]:
-        """The rank's folder for temporary files; None where the job needs no scratch folder."""
-        if self._folder is None:
-            return nullcontext()
-        return rank_folder(self._folder, slot.rank, self._job.attempt)
-
-    def _receive_rows(self) -> dict[str, bytes]:
-        """Store the DataFrame rows that came with the task; returns their metadata."""
-        if self._setup.receive_rows is None or self._folder is None:
-            return {}
-        return self._setup.receive_rows(self._folder)
-
-    def _fetch_checkpoint(self, slot: Slot, temporary: Path | None) -> CheckpointPlan:
-        """The job's checkpoint plan; on rank 0 with a checkpoint that is readable on this host."""
-        plan = self._job.checkpoints
-        if slot.rank == 0 and plan.resume and temporary is not None:
-            return transfer.fetch_checkpoint(
-                plan, self._link, temporary, self._job.limits.checkpoint_piece
-            )
-        return plan
 
     def _run_worker(
         self, assignment: Assignment, checkpoints: CheckpointPlan, temporary: Path | None
     ) -> Outcome:
         """Start the worker process, forward all that it writes, and return how it ended."""
-        job, setup, slot = self._job, self._setup, assignment.slot
-        timeline, trace = self._timeline_file(), self._trace_path(slot.rank)
+        job, setup, slot = self.job, self.setup, assignment.slot
+        timeline, trace = None, ""  # the start of the paths of the traces of its framework
+        if self.folder is not None:
+            timeline = self.folder / "timeline.json" if _wants_timeline(job) else None
+            trace = str(self.folder / f"rank-{slot.rank}") if _wants_trace(job) else ""
         preload = job.options.cluster_config.preload_frameworks
         warm = preload or bool(setup.commits)
         with WorkerProcess(
@@ -253,44 +228,33 @@ class _RankTask:
             mpi=assignment.controller == "mpi",
             owner=setup.owner if warm else None,
             preload=() if isinstance(preload, bool) else preload,
-            meanwhile=lambda: stay_alive(self._link),
+            meanwhile=lambda: stay_alive(self.link),
         ) as worker:
-            relay = Relay(job, assignment, self._link, worker, setup.echo)
+            relay = Relay(job, assignment, self.link, worker, setup.echo)
             with _restart_prepared(worker, setup.commits):
                 relay.run()
             if timeline is not None and slot.rank == 0:
-                transfer.send_timeline(timeline, self._link, job.limits.messages_taken)
+                transfer.send_timeline(timeline, self.link, job.limits.messages_taken)
             outcome = relay.outcome()
             if trace:
-                transfer.send_trace(trace, slot.rank, self._link, job.limits.messages_taken)
+                transfer.send_trace(trace, slot.rank, self.link, job.limits.messages_taken)
             keep = preload is True or not outcome.ok
             if keep and worker.fork_server is not None and outcome.worker is not None:
                 worker.fork_server.keep(outcome.worker.imported)
             return outcome
 
-    def _timeline_file(self) -> Path | None:
-        if _wants_timeline(self._job) and self._folder is not None:
-            return self._folder / "timeline.json"
-        return None
-
-    def _trace_path(self, rank: int) -> str:
-        """Where the worker leaves the trace of its framework's profiler; empty if it does not."""
-        if _wants_trace(self._job) and self._folder is not None:
-            return str(self._folder / f"rank-{rank}")
-        return ""
-
     def _worker_job(
         self, assignment: Assignment, checkpoints: CheckpointPlan, trace: str
     ) -> WorkerJob:
         """What the worker process reads from its job file."""
-        job, slot = self._job, assignment.slot
+        job, slot = self.job, assignment.slot
         return WorkerJob(
             rank=slot.rank,
             size=slot.size,
             local_rank=slot.local_rank,
             options=job.options,
             main=job.main,
-            path=self._setup.path,
+            path=self.setup.path,
             argv=list(job.argv),
             data=job.data,
             pieces=assignment.pieces,
@@ -301,25 +265,25 @@ class _RankTask:
             all_values=job.all_values,
             sources=job.sources,
             trace=trace,
-            commits=self._setup.commits,
+            commits=self.setup.commits,
         )
 
     def _worker_variables(
         self, assignment: Assignment, timeline: Path | None, temporary: Path | None
     ) -> dict[str, str]:
         """The worker's environment variables, beside those that it inherits."""
-        job, slot = self._job, assignment.slot
+        job, slot = self.job, assignment.slot
         variables = rank_environment.worker_variables(
             slot,
             assignment,
             control_groups.available_cores(),
             _gpu_variables(job, slot),
-            self._setup.user_environment,
+            self.setup.user_environment,
             limits=job.limits,
         )
         variables[RUN_VARIABLE] = job.run_id
-        if self._folder is not None:
-            variables[VARIABLE] = str(self._folder)
+        if self.folder is not None:
+            variables[VARIABLE] = str(self.folder)
         if temporary is not None:
             variables[TEMPORARY_VARIABLE] = str(temporary)
         if timeline is not None:  # all ranks must ask for one; only rank 0 writes it

@@ -171,12 +171,12 @@ def commit(state: Any, step: int, metrics: Mapping[str, Any] | None = None) -> N
     """
     rank = context.current()
     step, numbers = check_saved(step, metrics)
-    if rank is None or not rank.commits:
+    commits = None if rank is None else _host_commits(rank)
+    if rank is None or commits is None:
         return
     from horovod_runner.checkpoints.commits import Commit
 
     rank.committed += 1
-    commits = _host_commits(rank)
     if rank.local_rank == 0:
         with clock.timing("checkpoint"):
             following = rank.checkpoints.next_number + rank.saved
@@ -189,8 +189,9 @@ def commit(state: Any, step: int, metrics: Mapping[str, Any] | None = None) -> N
             raise _ranks_changed("commit", step)
 
 
-def _host_commits(rank: context.RankContext) -> Commits:
-    if rank.host_commits is None:
+def _host_commits(rank: context.RankContext) -> Commits | None:
+    """The commits of this host; None in a run without commits."""
+    if rank.host_commits is None and rank.commits:
         from horovod_runner.checkpoints.commits import Commits
 
         rank.host_commits = Commits(rank.commits)
@@ -263,7 +264,7 @@ def load_checkpoint(
         return given[0]
 
     wanted = None if into is None else target
-    loaded = _load(rank, rank.checkpoints, _own_commits(rank), wanted)
+    loaded = _load(rank, rank.checkpoints, _host_commits(rank), wanted)
     if loaded is not None and isinstance(loaded.state, dict) and STATES in loaded.state:
         # hvd.elastic.run restores the commit itself.
         loaded = _load(rank, rank.checkpoints, None, wanted)
@@ -291,18 +292,13 @@ def load_commit() -> LoadedCheckpoint | None:
     rank = context.current()
     if rank is None or not rank.commits:
         return None
-    return _load(rank, rank.checkpoints._replace(resume=()), _own_commits(rank))
+    return _load(rank, rank.checkpoints._replace(resume=()), _host_commits(rank))
 
 
 def is_leaving() -> bool:
     """Whether the ranks of this attempt are to end at a commit, because their number changes."""
     rank = context.current()
     return rank is not None and _leaving(rank)
-
-
-def _own_commits(rank: context.RankContext) -> Commits | None:
-    """The commits of this host; None in a run without commits."""
-    return _host_commits(rank) if rank.commits else None
 
 
 def _load(

@@ -33,7 +33,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-class Report(NamedTuple):
+class GuardReport(NamedTuple):
     """What a guard reports at its end. Without it, the guard itself was killed.
 
     Attributes:
@@ -49,7 +49,7 @@ class Report(NamedTuple):
         return " ".join(map(str, (self.exit_code, *self.left))).encode()
 
     @classmethod
-    def decode(cls, data: bytes) -> Report:
+    def decode(cls, data: bytes) -> GuardReport:
         """From what was read of the pipe."""
         exit_code, *left = map(int, data.split())
         return cls(exit_code, tuple(left))
@@ -69,7 +69,7 @@ def fork(
     Args:
         lifeline: the read end of a pipe whose other end only the task holds.
         pid_pipe: the write end of a pipe that receives the worker's process id, as text.
-        report_pipe: the write end of a pipe that receives a :class:`Report` at the end.
+        report_pipe: the write end of a pipe that receives a :class:`GuardReport` at the end.
         worker_descriptors: the worker's; the guard closes them, so that they end with the worker.
         leftovers: files to remove after the worker's end.
         patience: seconds to wait for processes to end after SIGKILL.
@@ -165,7 +165,7 @@ def _reap(worker: int) -> tuple[int | None, bool]:
             status = wait_status
 
 
-def _end_all(worker: int, status: int | None, wake: int, patience: float) -> Report:
+def _end_all(worker: int, status: int | None, wake: int, patience: float) -> GuardReport:
     """Kill and reap all that the worker has started, orphans included.
 
     Args:
@@ -188,7 +188,7 @@ def _end_all(worker: int, status: int | None, wake: int, patience: float) -> Rep
         seconds = until - time.monotonic()
         if not others or seconds <= 0:
             code = -signal.SIGKILL if status is None else os.waitstatus_to_exitcode(status)
-            return Report(int(code), tuple(living) if others else ())
+            return GuardReport(int(code), tuple(living) if others else ())
         if poller.poll(seconds * 1000):
             os.read(wake, 4096)
 

@@ -12,18 +12,20 @@ from typing import Any
 from horovod_runner.wire.messages import Weights
 
 _DIGEST_BYTES = 8
-# Of torch's FSDP. A parameter of DeepSpeed's ZeRO 3 has a number instead.
-_SHARDED = ("DTensor", "FlatParameter", "FullyShardedDataParallel")
+_SHARDED = ("DTensor", "FlatParameter", "FullyShardedDataParallel")  # of torch's FSDP
+
+
+def is_part(tensor: Any) -> bool:
+    """Whether a parameter, or a module of FSDP, is divided among the ranks."""
+    # A parameter of DeepSpeed's ZeRO 3 has a number.
+    return type(tensor).__name__ in _SHARDED or hasattr(tensor, "ds_id")
 
 
 def is_sharded(model: Any) -> bool:
     """Whether a torch module's weights are divided among the ranks."""
     if not hasattr(model, "named_parameters") or not hasattr(model, "modules"):
         return False
-    return any(
-        type(part).__name__ in _SHARDED or hasattr(part, "ds_id")
-        for part in (*model.modules(), *model.parameters())
-    )
+    return any(map(is_part, (*model.modules(), *model.parameters())))
 
 
 def hash_weights(model: Any, rank: int, epoch: int | None) -> Weights:

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import textwrap
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -156,22 +156,6 @@ def test_only_the_named_frameworks_are_preloaded(
     assert "A_SETTING" not in capsys.readouterr().out
 
 
-def clear_variables_for_a_while() -> bool:
-    """As Accelerate does in Hugging Face's Trainer."""
-    before = dict(os.environ)
-    os.environ.clear()
-    os.environ.update(before)
-    return is_warm()
-
-
-@pytest.mark.places("local")
-def test_variables_that_come_back_are_not_said_to_be_set_too_late(
-    ranks: Ranks, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert ranks.run(1, clear_variables_for_a_while, {"preload_frameworks": ["numpy"]})
-    assert "too late" not in capsys.readouterr().out
-
-
 @pytest.mark.places("local")
 def test_a_framework_that_cannot_be_imported_makes_the_start_cold(
     ranks: Ranks,
@@ -192,8 +176,7 @@ def test_a_framework_that_cannot_be_imported_makes_the_start_cold(
 def test_without_preload_frameworks_there_is_no_fork_server(
     ranks: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert not ranks.run(1, is_warm)
-    assert not ranks.run(1, is_warm)
+    assert [ranks.run(1, is_warm) for _ in range(2)] == [False, False]
     assert not servers()
     assert "start:" not in capsys.readouterr().err
 
@@ -285,27 +268,31 @@ def test_modules_that_main_imports_after_setting_a_variable_are_not_preloaded(
     assert runner.run(is_warm)
 
 
-@pytest.mark.places("local")
-def test_a_variable_that_is_set_too_late_in_a_forked_rank_is_reported(
-    ranks: Ranks, capsys: pytest.CaptureFixture[str]
-) -> None:
-    runner = prepare(ranks)
-    assert runner.run(set_late, name="OPENBLAS_NUM_THREADS")
-    assert "main sets OPENBLAS_NUM_THREADS too late: this rank was fork" in capsys.readouterr().out
-
-
 def set_in_a_library(name: str) -> bool:
     text = f"import os; os.environ[{name!r}] = '1'"
     exec(compile(text, f"{sys.prefix}/site-packages/library.py", "exec"))
     return is_warm()
 
 
+def clear_variables_for_a_while(name: str) -> bool:
+    """As Accelerate does in Hugging Face's Trainer."""
+    assert name not in os.environ
+    before = dict(os.environ)
+    os.environ.clear()
+    os.environ.update(before)
+    return is_warm()
+
+
 @pytest.mark.places("local")
-def test_a_variable_that_a_library_sets_is_not_reported(
+def test_only_a_variable_that_main_sets_too_late_in_a_forked_rank_is_reported(
     ranks: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert prepare(ranks).run(set_in_a_library, name="OPENBLAS_NUM_THREADS")
+    runner, name = prepare(ranks), "OPENBLAS_NUM_THREADS"
+    for harmless in (set_in_a_library, clear_variables_for_a_while):
+        assert runner.run(harmless, name=name)
     assert "too late" not in capsys.readouterr().out
+    assert runner.run(set_late, name=name)
+    assert f"main sets {name} too late: this rank was fork" in capsys.readouterr().out
 
 
 def descriptors() -> tuple[bool, list[str]]:
@@ -316,23 +303,18 @@ def descriptors() -> tuple[bool, list[str]]:
     return is_warm(), sorted(links)
 
 
-@pytest.mark.places("local")
-def test_a_forked_rank_has_the_same_descriptors_as_a_cold_one(ranks: Ranks) -> None:
-    runner = ranks.runner(1, preload_frameworks=True)
-    cold, forked = runner.run(descriptors), runner.run(descriptors)
-    assert (cold[0], forked[0]) == (False, True)
-    assert cold[1] == forked[1]
-
-
 def variables() -> tuple[bool, dict[str, str]]:
     of_a_run = ("HOROVOD_RUNNER_", "HOROVOD_GLOO_RENDEZVOUS_", "MASTER_PORT", "PMI_FD")
     others = {name: value for name, value in os.environ.items() if not name.startswith(of_a_run)}
     return is_warm(), others
 
 
-def test_a_forked_rank_has_the_same_variables_as_a_cold_one(ranks: Ranks) -> None:
+@pytest.mark.parametrize("seen", [descriptors, variables])
+def test_a_forked_rank_has_what_a_cold_one_has(
+    ranks: Ranks, seen: Callable[[], tuple[bool, Any]]
+) -> None:
     runner = ranks.runner(1, preload_frameworks=True)
-    cold, forked = runner.run(variables), runner.run(variables)
+    cold, forked = runner.run(seen), runner.run(seen)
     assert (cold[0], forked[0]) == (False, True)
     assert cold[1] == forked[1]
 
@@ -552,22 +534,14 @@ def test_a_fork_that_no_task_waits_for_leaves_nothing_behind(
 
 
 @pytest.mark.places("local")
-def test_descriptors_above_1023_work(ranks: Ranks) -> None:
+def test_descriptors_above_1023_work_and_another_umask_starts_cold(ranks: Ranks) -> None:
     runner = prepare(ranks)
     with ExitStack() as held:
         for _ in range(1100):
             held.enter_context(open(os.devnull))
         assert runner.run(is_warm)
-
-
-@pytest.mark.places("local")
-def test_another_umask_starts_cold(ranks: Ranks) -> None:
-    runner = prepare(ranks)
-    before = os.umask(0o27)
-    try:
+        held.callback(os.umask, os.umask(0o27))
         assert not runner.run(is_warm)
-    finally:
-        os.umask(before)
 
 
 DRIVER = """

@@ -58,6 +58,11 @@ def check(text: str, *names: str) -> None:
         assert MISTAKES[name].text in " ".join(text.split()), name
 
 
+def works(*names: str) -> None:
+    """The list says that these are no mistakes; the caller has tried them."""
+    assert {MISTAKES[name].result for name in names} == {"works"}
+
+
 def warned_of(text: str) -> list[str]:
     warnings = ((name, each) for name, each in MISTAKES.items() if each.result == "warned")
     return [name for name, each in warnings if each.text in text]
@@ -159,16 +164,14 @@ def test_calls_that_are_wrong_say_what_is_right(ranks: Ranks, shown: Shown) -> N
     assert len(errors) == 5
     for name, text in errors.items():
         check(text, name)
-    assert MISTAKES["All ranks print in every step"].result == "works"
-    assert MISTAKES["Words are numbered in the order of a set"].result == "works"
-    assert MISTAKES["`zero_grad(set_to_none=True)`"].result == "works"
-    assert MISTAKES["A layer that some ranks leave out"].result == "works"
-    added = "Weights are unfrozen or added after `DistributedOptimizer`"
-    assert MISTAKES[added].result == "works"
-    assert MISTAKES["Gradients are accumulated without saying so"].result == "works"
-    assert (
-        MISTAKES["Two optimizers, and a loss of one goes through the weights of both"].result
-        == "works"
+    works(
+        "All ranks print in every step",
+        "Words are numbered in the order of a set",
+        "`zero_grad(set_to_none=True)`",
+        "A layer that some ranks leave out",
+        "Weights are unfrozen or added after `DistributedOptimizer`",
+        "Gradients are accumulated without saying so",
+        "Two optimizers, and a loss of one goes through the weights of both",
     )
 
 
@@ -380,11 +383,12 @@ def right(train: Any, folder: str) -> list[list[int]]:
 def test_a_feed_that_is_made_anew_in_each_epoch_and_the_rest_of_a_right_training_work(
     ranks: Ranks, shown: Shown, tmp_path: Path
 ) -> None:
-    assert MISTAKES["A feed is made anew in each epoch"].result == "works"
-    # Their results are compared in test_mixed_precision.
-    assert MISTAKES["Gradients are clipped before they are averaged"].result == "works"
-    assert MISTAKES["Gradients are clipped while they accumulate"].result == "works"
-    assert MISTAKES["AMP unscales gradients before they are averaged"].result == "works"
+    works("A feed is made anew in each epoch")
+    works(  # their results are compared in test_mixed_precision
+        "Gradients are clipped before they are averaged",
+        "Gradients are clipped while they accumulate",
+        "AMP unscales gradients before they are averaged",
+    )
     epochs = ranks.run(2, right, train=TABLE, folder=str(tmp_path))
     assert len({str(order) for order in epochs}) == 10
     assert warned_of(shown()) == []
@@ -416,26 +420,18 @@ def train_with(broadcast: bool, wrap: str, load: str = "") -> None:
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("No broadcast of the first weights", {"broadcast": False, "wrap": "used"}),
-        (
-            "Only rank 0 loads the pretrained weights",
-            {"broadcast": True, "wrap": "used", "load": "weights"},
-        ),
-        (
-            "Only rank 0 loads the optimizer's state",
-            {"broadcast": True, "wrap": "used", "load": "state"},
-        ),
-        ("No `DistributedOptimizer`", {"broadcast": True, "wrap": ""}),
-        (
-            "The optimizer is wrapped, and the plain one steps",
-            {"broadcast": True, "wrap": "unused"},
-        ),
+        ("No broadcast of the first weights", (False, "used", "")),
+        ("Only rank 0 loads the pretrained weights", (True, "used", "weights")),
+        ("Only rank 0 loads the optimizer's state", (True, "used", "state")),
+        ("No `DistributedOptimizer`", (True, "", "")),
+        ("The optimizer is wrapped, and the plain one steps", (True, "unused", "")),
     ],
 )
 def test_weights_that_differ_at_the_first_step_are_shown(
-    ranks: Ranks, shown: Shown, name: str, options: dict[str, Any]
+    ranks: Ranks, shown: Shown, name: str, options: tuple[bool, str, str]
 ) -> None:
-    ranks.run(2, train_with, **options)
+    broadcast, wrap, load = options
+    ranks.run(2, train_with, broadcast=broadcast, wrap=wrap, load=load)
     text = shown()
     check(text, name)
     assert len({MISTAKES[each].text for each in warned_of(text)}) == 1
@@ -477,19 +473,19 @@ def train_and_change(step: int, end: str, of: str = "all") -> None:
             weight.copy_(torch.ones(4, 2))
 
 
-@pytest.mark.parametrize("step", [2, 21])
-def test_weights_that_differ_later_are_shown_at_the_end(
-    ranks: Ranks, shown: Shown, step: int
+@pytest.mark.parametrize(
+    ("step", "of", "told"),
+    [
+        (2, "all", "rank 1 and rank 0 have different weights after step 20"),
+        (21, "all", "rank 1 and rank 0 have different weights at the end"),
+        (21, "set", "rank 2 and rank 1 have different weights at the end in process set 1"),
+    ],
+)
+def test_weights_that_differ_later_are_shown(
+    ranks: Ranks, shown: Shown, step: int, of: str, told: str
 ) -> None:
-    ranks.run(2, train_and_change, step=step, end="")
-    when = "at the end" if step > 20 else "after step 20"
-    assert f"rank 1 and rank 0 have different weights {when}" in shown()
-
-
-def test_weights_of_a_process_set_are_compared(ranks: Ranks, shown: Shown) -> None:
-    ranks.run(3, train_and_change, step=21, end="", of="set")
-    text = shown()
-    assert "rank 2 and rank 1 have different weights at the end in process set 1" in text
+    ranks.run(2 if of == "all" else 3, train_and_change, step=step, end="", of=of)
+    assert told in shown()
 
 
 def test_equal_weights_are_no_mistake_also_if_rank_0_loads_others_afterwards(
@@ -500,7 +496,7 @@ def test_equal_weights_are_no_mistake_also_if_rank_0_loads_others_afterwards(
 
 
 def test_weights_may_differ_on_purpose(ranks: Ranks, shown: Shown) -> None:
-    assert MISTAKES["Weights are different on purpose"].result == "works"
+    works("Weights are different on purpose")
     ranks.run(2, train_with, {"weight_check": None}, broadcast=False, wrap="")
     assert warned_of(shown()) == []
 
@@ -546,70 +542,44 @@ def resume(train: Any) -> int:
 def test_a_run_that_resumes_without_the_state_of_its_feed_is_shown(
     ranks: Ranks, shown: Shown
 ) -> None:
-    assert MISTAKES["`save_checkpoint` on all ranks"].result == "works"
+    works("`save_checkpoint` on all ranks")
     assert ranks.run(2, resume, {"max_restarts": 1}, train=TABLE) == 1
     text = shown()
     check(text, "A run resumes without its feed's state")
     assert warned_of(text) == ["A run resumes without its feed's state"]
 
 
-def reduce_unequal_batches(train: Any) -> None:
-    import horovod.torch as hvd
-    import torch
-
-    hvd.init()
-    for _ in train.batches(4 * (hvd.rank() + 1), ["a"]):
-        hvd.allreduce(torch.ones(1), name="gradient")
-
-
-def reduce_dropped_batches() -> None:
+def reduce_unequally(mistake: str, train: Any) -> None:
     import horovod.torch as hvd
     import torch
     from torch.utils.data import DataLoader
 
     hvd.init()
-    part: Any = range(40 - 16 * hvd.rank())
-    for _ in DataLoader(part, batch_size=16, drop_last=True):
-        hvd.allreduce(torch.ones(1), name="gradient")
-
-
-def stop_early() -> None:
-    import horovod.torch as hvd
-    import torch
-
-    hvd.init()
-    for step in range(10):
-        if hvd.rank() == 1 and step == 3:
-            return
-        hvd.allreduce(torch.ones(1), name="gradient")
-
-
-def skip_batch() -> None:
-    import horovod.torch as hvd
-    import torch
-
-    hvd.init()
-    for step in range(6):
-        if hvd.rank() == 1 and step == 3:
-            continue
+    rank, part = hvd.rank(), range(40 - 16 * hvd.rank())
+    batches: dict[str, Any] = {
+        "A rank leaves a batch out": [step for step in range(6) if (rank, step) != (1, 3)],
+        "The batch size differs by rank": train.batches(4 * (rank + 1), ["a"]),
+        "The last batch is dropped on some ranks": DataLoader(part, 16, drop_last=True),  # type: ignore[arg-type]
+        "One rank stops early": range(10 - 7 * rank),
+    }
+    for _ in batches[mistake]:
         hvd.allreduce(torch.ones(1), name="gradient")
 
 
 @pytest.mark.parametrize(
-    ("name", "main"),
+    "name",
     [
-        ("A rank leaves a batch out", skip_batch),
-        ("The batch size differs by rank", reduce_unequal_batches),
-        ("The last batch is dropped on some ranks", reduce_dropped_batches),
-        ("One rank stops early", stop_early),
+        "A rank leaves a batch out",
+        "The batch size differs by rank",
+        "The last batch is dropped on some ranks",
+        "One rank stops early",
     ],
 )
 def test_ranks_that_do_different_numbers_of_steps_are_named(
-    ranks: Ranks, shown: Shown, name: str, main: Callable[..., None]
+    ranks: Ranks, shown: Shown, name: str
 ) -> None:
-    data = {"train": TABLE} if main is reduce_unequal_batches else {}
     with pytest.raises(RankFailedError) as caught:
-        ranks.run(2, main, **data)
+        ranks.run(2, reduce_unequally, mistake=name, train=TABLE)
     check(str(caught.value), name)
     read_differently = "The seed differs by rank" in warned_of(shown())
     assert read_differently == (name == "The batch size differs by rank")
@@ -786,7 +756,7 @@ def test_a_fit_without_a_distributed_optimizer_is_shown(tmp_path: Path, shown: S
 
 
 def test_a_script_needs_no_guard(tmp_path: Path) -> None:
-    assert MISTAKES['A script without `if __name__ == "__main__"`'].result == "works"
+    works('A script without `if __name__ == "__main__"`')
     script = tmp_path / "train.py"
     script.write_text(
         "from horovod_runner import HorovodRunner\n"

@@ -6,7 +6,6 @@ import os
 import socket
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ from horovod_runner.worker.startup import rank_environment
 
 def unfit(folder: Path, body: str, prelude: str = "") -> str:
     """Why a fork server cannot fork after the import of a module; runs in a separate process."""
-    (folder / "imported.py").write_text(textwrap.dedent(body))
+    (folder / "imported.py").write_text(body)
     code = f"""
 import sys
 sys.path.insert(0, {str(folder)!r})
@@ -39,18 +38,44 @@ print(server._import(["imported"])[1] or server._unfit())
 INSTALLED = "import sysconfig; sysconfig.get_path = lambda name: '/'"
 
 
-def test_a_process_with_one_thread_and_no_device_is_fit(tmp_path: Path) -> None:
-    assert unfit(tmp_path, "import numpy, pandas, pyarrow", INSTALLED) == ""
-
-
-def test_a_failed_import_is_reported(tmp_path: Path) -> None:
-    problem = unfit(tmp_path, "raise ImportError('no libcudart')")
-    assert problem == "the fork server cannot import imported: ImportError('no libcudart')"
-
-
-def test_an_import_that_reads_a_ranks_variable_is_refused(tmp_path: Path) -> None:
-    problem = unfit(tmp_path, "import os; rank = os.environ.get('LOCAL_RANK', 0)", INSTALLED)
-    assert problem == "the import of imported reads LOCAL_RANK, which only a rank has"
+@pytest.mark.parametrize(
+    ("body", "prelude", "told"),
+    [
+        ("import numpy, pandas, pyarrow", INSTALLED, ""),
+        (
+            "raise ImportError('no libcudart')",
+            "",
+            "the fork server cannot import imported: ImportError('no libcudart')",
+        ),
+        (
+            "import os; rank = os.environ.get('LOCAL_RANK', 0)",
+            INSTALLED,
+            "the import of imported reads LOCAL_RANK, which only a rank has",
+        ),
+        (
+            "import threading as t; t.Thread(target=t.Event().wait, daemon=True).start()",
+            INSTALLED,
+            "the imports started threads that a fork would lose: python",
+        ),
+        (
+            "import os; os.open('/dev/zero', os.O_RDONLY)",
+            f"{INSTALLED}; server._DEVICES = ('/dev/zero',)",
+            "the imports opened /dev/zero: an open device cannot be forked",
+        ),
+        (
+            "",
+            "",
+            "the imports include {folder}/imported.py, which is not an installed package and may "
+            "change",
+        ),
+    ],
+)
+def test_only_a_process_with_one_thread_and_no_device_is_fit(
+    tmp_path: Path, body: str, prelude: str, told: str
+) -> None:
+    problem = unfit(tmp_path, body, prelude)
+    assert problem.startswith(told.format(folder=tmp_path))
+    assert bool(problem) == bool(told)
 
 
 def test_variables_that_imports_set_are_known(tmp_path: Path) -> None:
@@ -73,28 +98,6 @@ def test_a_fork_server_has_no_variable_that_differs_between_ranks_or_runs(
     one, other = variables_of(0, "4711"), variables_of(size - 1, "4712")
     differs = {name for name in one.keys() | other.keys() if one.get(name) != other.get(name)}
     assert differs <= protocol.RANK_VARIABLES
-
-
-def test_threads_that_a_fork_would_lose_are_refused(tmp_path: Path) -> None:
-    body = """
-    import threading
-    threading.Thread(target=threading.Event().wait, daemon=True).start()
-    """
-    problem = unfit(tmp_path, body, INSTALLED)
-    assert problem.startswith("the imports started threads that a fork would lose: python")
-
-
-def test_open_devices_are_refused(tmp_path: Path) -> None:
-    body = "import os; os.open('/dev/zero', os.O_RDONLY)"
-    problem = unfit(tmp_path, body, f"{INSTALLED}; server._DEVICES = ('/dev/zero',)")
-    assert problem == "the imports opened /dev/zero: an open device cannot be forked"
-
-
-def test_modules_that_are_not_installed_are_refused(tmp_path: Path) -> None:
-    assert unfit(tmp_path, "") == (
-        f"the imports include {tmp_path}/imported.py, which is not an installed package and may "
-        "change"
-    )
 
 
 @pytest.mark.parametrize("folder", ["site-packages", "dist-packages"])

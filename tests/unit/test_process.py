@@ -11,6 +11,7 @@ import textwrap
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
 import psutil
@@ -36,31 +37,31 @@ def finish(worker: WorkerProcess) -> WorkerOutcome | None:
     return worker.outcome()
 
 
-def test_a_worker_returns_its_value_and_its_output() -> None:
+def value_of(worker: WorkerProcess) -> Any:
+    """What main returns."""
+    outcome = finish(worker)
+    assert outcome is not None
+    assert outcome.ok
+    return cloudpickle.loads(outcome.value)
+
+
+def await_output(worker: WorkerProcess) -> bytes:
+    """What a worker prints first."""
+    assert select.select([worker.stdout], [], [], 60)[0]
+    return os.read(worker.stdout, 1000)
+
+
+def test_a_worker_returns_its_value_and_its_output_and_has_no_input() -> None:
     def main(x: int) -> list[str]:
         print("out", x)
         print("err", file=sys.stderr)
-        return sys.argv
+        return [*sys.argv, sys.stdin.read()]
 
     with WorkerProcess(job(main, x=3), {}) as worker:
-        outcome = finish(worker)
-        assert outcome is not None
-        assert outcome.ok
-        assert cloudpickle.loads(outcome.value) == ["script", "--flag"]
+        assert value_of(worker) == ["script", "--flag", ""]
         assert worker.exit_code == 0
         assert os.read(worker.stdout, 100) == b"out 3\n"
         assert os.read(worker.stderr, 100) == b"err\n"
-
-
-def _read_input() -> str:
-    return sys.stdin.read()
-
-
-def test_input_is_empty() -> None:
-    with WorkerProcess(job(_read_input), {}) as worker:
-        outcome = finish(worker)
-        assert outcome is not None
-        assert cloudpickle.loads(outcome.value) == ""
 
 
 def test_a_worker_that_dies_at_once_has_no_outcome() -> None:
@@ -76,7 +77,7 @@ def test_closing_ends_a_worker_that_ignores_sigterm() -> None:
         time.sleep(1000)
 
     worker = WorkerProcess(job(main), {})
-    assert select.select([worker.stdout], [], [], 60)[0]
+    await_output(worker)
     worker.close()
     worker.close()
     assert worker.exit_code == -signal.SIGKILL
@@ -95,8 +96,7 @@ def family() -> None:
 
 
 def read_family(worker: WorkerProcess) -> list[psutil.Process]:
-    assert select.select([worker.stdout], [], [], 60)[0]
-    return [psutil.Process(int(pid)) for pid in os.read(worker.stdout, 1000).split()]
+    return [psutil.Process(int(pid)) for pid in await_output(worker).split()]
 
 
 def assert_gone(processes: list[psutil.Process]) -> None:
@@ -163,7 +163,7 @@ def test_a_worker_that_no_signal_ends_is_left_behind() -> None:
         unkillable() as path,
         WorkerProcess(job(look, limits=Limits(killed_end=0.2), path=path), {}) as worker,
     ):
-        assert select.select([worker.stdout], [], [], 60)[0]
+        await_output(worker)
         await_waiting([worker.pid])
         worker.kill()
         assert finish(worker) is None
@@ -177,14 +177,9 @@ def test_a_process_that_no_signal_ends_does_not_keep_a_worker_that_has_returned(
     def main(path: Path) -> int:
         # In another session, below a process that SIGKILL ends.
         between = "import subprocess, sys; subprocess.run(sys.argv[1:])"
-        stat = [
-            sys.executable,
-            "-c",
-            f"import os; print(os.getpid(), flush=True); os.stat('{path}')",
-        ]
-        child = subprocess.Popen(
-            [sys.executable, "-c", between, *stat], start_new_session=True, stdout=subprocess.PIPE
-        )
+        stat = f"import os; print(os.getpid(), flush=True); os.stat('{path}')"
+        command = [sys.executable, "-c", between, sys.executable, "-c", stat]
+        child = subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE)
         assert child.stdout is not None
         pid = int(child.stdout.readline())
         await_waiting([pid])
@@ -194,10 +189,9 @@ def test_a_process_that_no_signal_ends_does_not_keep_a_worker_that_has_returned(
         unkillable() as path,
         WorkerProcess(job(main, limits=Limits(killed_end=0.2), path=path), {}) as worker,
     ):
-        outcome = finish(worker)
-        assert outcome is not None
+        pid = value_of(worker)
         assert worker.exit_code == 0
-        assert f"{cloudpickle.loads(outcome.value)} (" in worker.left_behind
+        assert f"{pid} (" in worker.left_behind
 
 
 def test_a_stopped_guard_does_not_keep_its_worker() -> None:
@@ -244,16 +238,13 @@ def test_terminate_reaches_the_workers_children() -> None:
         while not psutil.Process(worker.pid).children():
             pass
         worker.terminate()
-        outcome = finish(worker)
+        assert value_of(worker) is None
         assert os.read(worker.stdout, 100) == b"-15\n"
-        assert outcome is not None
 
 
 def test_pid_is_the_workers_and_not_the_guards() -> None:
     with WorkerProcess(job(os.getpid), {}) as worker:
-        outcome = finish(worker)
-        assert outcome is not None
-        assert cloudpickle.loads(outcome.value) == worker.pid
+        assert value_of(worker) == worker.pid
 
 
 def test_a_worker_that_cannot_start_leaves_no_descriptors_open(tmp_path: Path) -> None:
@@ -263,36 +254,20 @@ def test_a_worker_that_cannot_start_leaves_no_descriptors_open(tmp_path: Path) -
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "PYTHON_WORKER_FACTORY_SECRET",
-        "PYTHON_WORKER_FACTORY_PORT",
-        "PYSPARK_GATEWAY_SECRET",
-        "PYSPARK_GATEWAY_PORT",
-        "SPARK_AUTH_SOCKET_TIMEOUT",
-        "SPARK_BUFFER_SIZE",
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR",
-        "HOROVOD_GLOO_RENDEZVOUS_PORT",
-    ],
-)
-def test_variables_of_spark_and_of_an_enclosing_run_are_withheld(
-    monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    monkeypatch.setenv(name, "hush")
-    monkeypatch.setenv("OTHER", "kept")
-    environment = inherited_environment()
-    assert environment["OTHER"] == "kept"
-    assert name not in environment
+def test_variables_of_spark_and_of_an_enclosing_rank_are_withheld() -> None:
+    spark = ("PYTHON_WORKER_FACTORY_SECRET", "PYTHON_WORKER_FACTORY_PORT", "SPARK_BUFFER_SIZE")
+    spark += ("PYSPARK_GATEWAY_SECRET", "PYSPARK_GATEWAY_PORT", "SPARK_AUTH_SOCKET_TIMEOUT")
+    rank = ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT")
+    mpi = (PMI_VARIABLE, "PMI_RANK", "PMIX_NAMESPACE")  # with srun's, MPICH would abort
+    given = dict.fromkeys((*spark, *rank, *mpi, "OTHER"), "hush")
+    assert inherited_environment(given) == {"OTHER": "hush"}
 
 
-def test_sparks_java_classes_are_removed_from_the_python_path(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_sparks_java_classes_are_removed_from_the_python_path() -> None:
     # A Python package may come in a jar: other jars stay.
     path = ["/app", "/spark/jars/spark-core_2.12-3.5.9.jar", "/jars/graphframes.jar"]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
-    assert inherited_environment()["PYTHONPATH"] == os.pathsep.join([path[0], path[2]])
+    environment = inherited_environment({"PYTHONPATH": os.pathsep.join(path)})
+    assert environment == {"PYTHONPATH": os.pathsep.join([path[0], path[2]])}
 
 
 @pytest.mark.parametrize(
@@ -327,7 +302,7 @@ def test_leftover_files_are_removed_however_the_worker_ended(tmp_path: Path, end
 
     variables = {LEFT_VARIABLE: os.pathsep.join(map(str, leftovers))}
     with WorkerProcess(job(main), variables) as worker:
-        assert select.select([worker.stdout], [], [], 60)[0]
+        await_output(worker)
         if end == "is killed":
             os.kill(worker.pid, signal.SIGKILL)
         if end != "is closed":
@@ -349,17 +324,8 @@ def test_a_workers_mpi_has_a_socket_for_its_requests() -> None:
         assert worker.pmi is not None
         assert worker.pmi.recv(100) == b"cmd=init\n"
         worker.pmi.sendall(b"cmd=answer\n")
-        outcome = finish(worker)
-        assert outcome is not None
-        assert cloudpickle.loads(outcome.value) == "cmd=answer\n"
+        assert value_of(worker) == "cmd=answer\n"
         assert worker.pmi.recv(100) == b""  # no other process holds it
-
-
-def test_mpi_variables_of_an_enclosing_rank_are_withheld(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(PMI_VARIABLE, "7")
-    monkeypatch.setenv("PMI_RANK", "1")
-    monkeypatch.setenv("PMIX_NAMESPACE", "srun's")  # MPICH would abort
-    assert not any(name.startswith(("PMI_", "PMIX_")) for name in inherited_environment())
 
 
 @pytest.mark.timeout(60)  # seconds; the end of the block waits for a program that nobody ends

@@ -81,13 +81,11 @@ def _check_mode(measure: Callable[[Any], Any]) -> None:
         found = (each for each in value.modules() if each.training and isinstance(each, layers))
         layer = next(found, None)
         if layer is not None:
-            notes.send(
-                "mistake",
+            notes.mistake(
                 "evaluation",
                 f"evaluate measures `{name}` in training mode, in which its "
                 f"{type(layer).__name__} behaves differently: call {name}.eval() before evaluate, "
                 f"and {name}.train() after it.",
-                once=True,
             )
 
 

@@ -135,7 +135,7 @@ class ForkServer:
         if not _SUPPORTED:
             raise NotForkedError("warm starts need Linux 5.3")
         try:
-            folders = self._folders(self._name())
+            folders = self.folders(self._name())
             for folder in folders:
                 try:
                     guard = self._fork(folder, descriptors, meanwhile)
@@ -145,7 +145,7 @@ class ForkServer:
                 except OSError:  # told to end: another one has taken its place
                     if folder == folders[-1]:
                         raise
-            if self._folders(f"{PREFIX}{self._owner}"):
+            if self.folders():
                 raise NotForkedError("the fork server has other settings: another run started it")
             raise NotForkedError("there is no fork server yet: this run starts one at its end")
         except (NotForkedError, HorovodRunnerError):
@@ -193,7 +193,7 @@ class ForkServer:
             return
         with suppress(Exception), self.lock():
             name = self._name()
-            known = [protocol.imported_modules(folder) for folder in self._folders(name)]
+            known = [protocol.imported_modules(folder) for folder in self.folders(name)]
             if not any(set(imported) <= set(modules) for modules in known):
                 before = known[0] if known else []
                 self._start(name, [*before, *(new for new in imported if new not in before)])
@@ -245,14 +245,10 @@ class ForkServer:
             name: the name.
             started: the folder of the new one.
         """
-        others = [each for each in self._folders(f"{PREFIX}{self._owner}") if each != started]
+        others = [each for each in self.folders() if each != started]
         replaced = [each for each in others if each.name.startswith(f"{name}-")]
         unused = [each for each in others if each not in replaced][_MOST - 1 :]
         _end([*replaced, *unused], self._limits.fork_server_end)
-
-    def end_all(self) -> None:
-        """End the owner's fork servers."""
-        _end(self._folders(f"{PREFIX}{self._owner}"), self._limits.fork_server_end)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -269,8 +265,9 @@ class ForkServer:
     def _name(self) -> str:
         return server_name(self._owner, self._path, self._environment, self._directory)
 
-    def _folders(self, name: str) -> list[Path]:
-        """The folders of fork servers whose names begin with a text, the latest first."""
+    def folders(self, name: str = "") -> list[Path]:
+        """The folders of the owner's fork servers, or of those with a name, the latest first."""
+        name = name or f"{PREFIX}{self._owner}"
         folders = RunFolder(name, self._parent).path.parent.glob(f"{name}-*")
         return sorted(folders, key=lambda folder: modified(str(folder)) or 0, reverse=True)
 
@@ -301,7 +298,7 @@ def _await_answer(
 def end_fork_servers(owner: int, limits: Limits) -> None:
     """End all fork servers of an owner, also those that this process has just started."""
     server = ForkServer(owner, [], {}, None, limits)
-    server.end_all()
+    _end(server.folders(), limits.fork_server_end)
     for process in _started:
         try:
             process.wait(limits.fork_server_end)

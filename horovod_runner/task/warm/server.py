@@ -285,7 +285,7 @@ def _run_worker(descriptors: list[int], oom_score: str, changes: dict[str, str])
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()
-        os.write(workers[-1], guard.Report(1).encode())
+        os.write(workers[-1], guard.GuardReport(1).encode())
         os._exit(1)
     return run_worker(workers, forking.patience, forked=True)
 

@@ -34,8 +34,7 @@ class Captured:
             if _size(value) != size and not (is_model(value) and notes.count("file"))
         ]
         if changed:
-            notes.send(
-                "mistake",
+            notes.mistake(
                 "captured",
                 f"main changed {', '.join(changed)} and returned nothing. Each rank has a copy of "
                 "what main uses from outside, so the driver's is as before. Return what the driver "

@@ -17,10 +17,12 @@ import math
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from horovod_runner.worker.checks import notes
 from horovod_runner.worker.checks.optimizers import average_gradients, forget_gradients
+from horovod_runner.worker.imports.patches import instead_of
 
 _optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
 _made = itertools.count()
@@ -28,20 +30,19 @@ _clipping = threading.local()  # it has "now" while a clip asks for a norm
 _CLIPS = ("clip_grad_norm_", "clip_grad_value_")
 
 
-def watch_horovod(module: Any) -> None:
+def mend_horovod(module: Any) -> None:
     """Let optimizers average gradients early, and refuse to wrap one twice.
 
     Called with the module ``horovod.torch.optimizer``. The optimizers' ``zero_grad`` also gets the
     argument that PyTorch's has.
     """
     kind = module._DistributedOptimizer
-    plain_init = kind.__init__
-    plain_synchronize, plain_step = kind.synchronize, kind.step
 
-    def init(self: Any, *args: Any, **options: Any) -> None:
+    @instead_of(kind, "__init__")
+    def init(plain: Any, self: Any, *args: Any, **options: Any) -> None:
         self._averaged_early = self._forgot = self._others_averaged = False
         self._clips_later, self._number = {}, next(_made)
-        plain_init(self, *args, **options)
+        plain(self, *args, **options)
         _optimizers.add(self)
 
     def zero_grad(self: Any, set_to_none: bool = True) -> None:
@@ -54,56 +55,46 @@ def watch_horovod(module: Any) -> None:
             self._averaged_early = self._synchronized = False
         super(self.__class__, self).zero_grad(set_to_none=set_to_none)
 
-    def synchronize(self: Any) -> None:
+    kind.zero_grad = zero_grad
+
+    @instead_of(kind, "synchronize")
+    def synchronize(plain: Any, self: Any) -> None:
         if self._averaged_early and not self._handles:
             return
         self._forgot = self._forgot and not self._handles
-        plain_synchronize(self)
+        plain(self)
 
-    @functools.wraps(plain_step)
-    def step(self: Any, closure: Any = None) -> Any:
+    @instead_of(kind, "step")
+    def step(plain: Any, self: Any, closure: Any = None) -> Any:
         is_averaged = self._averaged_early and not self._handles
         self._averaged_early = False
         if self._forgot and not self._handles and closure is None:
-            _note_forgotten()
+            notes.mistake(
+                "forgotten gradients",
+                "a step had no gradients, because zero_grad() was called between backward() and "
+                "step(). Call it before backward(), or after step().",
+            )
         self._forgot = False
         if closure is not None and self._should_synchronize:
-            with self.skip_synchronize():
-                return plain_step(self, _averages(self, closure))
-        if self._clips_later and self._should_synchronize and not is_averaged:
-            self.synchronize()
+            closure = _averages(self, closure)
             is_averaged = True
-        _clip_now(self)
-        self._others_averaged = False
-        if not is_averaged:
-            return plain_step(self, closure)
-        with self.skip_synchronize():
-            return plain_step(self, closure)
+        else:
+            if self._clips_later and self._should_synchronize and not is_averaged:
+                self.synchronize()
+                is_averaged = True
+            _clip_now(self)
+            self._others_averaged = False
+        with self.skip_synchronize() if is_averaged else nullcontext():
+            return plain(self, closure)
 
-    kind.__init__, kind.zero_grad = init, zero_grad
-    kind.synchronize, kind.step = synchronize, step
-    plain_wrap = module.DistributedOptimizer
-
-    @functools.wraps(plain_wrap)
-    def wrap(optimizer: Any, *args: Any, **options: Any) -> Any:
+    @instead_of(module, "DistributedOptimizer")
+    def wrap(plain: Any, optimizer: Any, *args: Any, **options: Any) -> Any:
         if hasattr(optimizer, "_allreduce_delay"):
             raise ValueError(
                 f"this {type(optimizer).__name__} is distributed already: call "
                 "DistributedOptimizer only once"
             )
-        return plain_wrap(optimizer, *args, **options)
-
-    module.DistributedOptimizer = wrap
-
-
-def _note_forgotten() -> None:
-    notes.send(
-        "mistake",
-        "forgotten gradients",
-        "a step had no gradients, because zero_grad() was called between backward() and step(). "
-        "Call it before backward(), or after step().",
-        once=True,
-    )
+        return plain(optimizer, *args, **options)
 
 
 def _averages(optimizer: Any, closure: Any) -> Any:
@@ -140,31 +131,31 @@ def _average(optimizer: Any) -> None:
     optimizer._averaged_early = True
 
 
-def watch_clipping(module: Any) -> None:
+def mend_clipping(module: Any) -> None:
     """Average gradients before they are clipped; called with ``torch.nn.utils.clip_grad``."""
     for name in _CLIPS:
-        setattr(module, name, _clips_averages(getattr(module, name)))
+        _average_before_clip(module, name)
     if hasattr(module, "_get_total_norm"):  # torch 2.6 and later
-        module._get_total_norm = _measures_averages(module._get_total_norm)
+        _measure_averages(module)
 
 
-def _clips_averages(plain: Any) -> Any:
-    def clip(*args: Any, **options: Any) -> Any:
-        _clipping.now = True
-        try:
-            return plain(*args, **options)
-        finally:
-            _clipping.now = False
+def _average_before_clip(module: Any, name: str) -> None:
+    @instead_of(module, name)
+    def call(plain: Any, parameters: Any, *args: Any, **options: Any) -> Any:
+        def clip(parameters: Any, *args: Any, **options: Any) -> Any:
+            _clipping.now = True
+            try:
+                return plain(parameters, *args, **options)
+            finally:
+                _clipping.now = False
 
-    @functools.wraps(plain)
-    def call(parameters: Any, *args: Any, **options: Any) -> Any:
         if not _optimizers:
             return clip(parameters, *args, **options)
         if isinstance(parameters, Iterator):
             parameters = list(parameters)  # it can be read only once
         own = parameters if isinstance(parameters, list | tuple) else [parameters]
         owners = _owners(own)
-        what = (plain.__name__, *map(id, own))
+        what = (name, *map(id, own))
         for optimizer in owners:  # all ranks clip once, the last time that they are asked to
             optimizer._clips_later.pop(what, None)
         accumulating = _average_unless_accumulating(owners)
@@ -177,17 +168,15 @@ def _clips_averages(plain: Any) -> Any:
             return clip_averages()
         for optimizer in accumulating:
             optimizer._clips_later[what] = clip_averages
-        if plain.__name__ == "clip_grad_norm_":  # of the norm so far, which the caller may print
+        if name == "clip_grad_norm_":  # of the norm so far, which the caller may print
             rest = {name: value for name, value in options.items() if name != "max_norm"}
             return clip(parameters, math.inf, *args[1:], **rest)
         return None
 
-    return call
 
-
-def _measures_averages(get_total_norm: Any) -> Any:
-    @functools.wraps(get_total_norm)
-    def call(tensors: Any, *args: Any, **options: Any) -> Any:
+def _measure_averages(module: Any) -> None:
+    @instead_of(module, "_get_total_norm")
+    def get_total_norm(plain: Any, tensors: Any, *args: Any, **options: Any) -> Any:
         if _optimizers:
             tensors = list(tensors) if isinstance(tensors, Iterator) else tensors
             own = tensors if isinstance(tensors, list | tuple) else [tensors]
@@ -198,19 +187,15 @@ def _measures_averages(get_total_norm: Any) -> Any:
             for optimizer in _average_unless_accumulating(owners):
                 if not optimizer._clips_later:  # otherwise a clip calls this function
                     _note_own_norm(optimizer)
-        return get_total_norm(tensors, *args, **options)
-
-    return call
+        return plain(tensors, *args, **options)
 
 
 def _note_own_norm(optimizer: Any) -> None:
-    notes.send(
-        "mistake",
+    notes.mistake(
         "clipping",
         "get_total_norm measures gradients of which more are to be accumulated "
         f"(backward_passes_per_step={optimizer.backward_passes_per_step}), so each rank has its "
         "own norm. Call it once, after the last backward() of a step.",
-        once=True,
     )
 
 
@@ -218,13 +203,11 @@ def _note_others(tensors: Iterable[Any], owners: Sequence[Any]) -> None:
     averaged = {id(own.grad) for owner in owners for own in owner._requires_update}
     others = sum(id(tensor) not in averaged for tensor in tensors)
     if others:
-        notes.send(
-            "mistake",
+        notes.mistake(
             "clipping of others",
             f"get_total_norm measures {others} gradient(s) of weights that no DistributedOptimizer "
             "trains, and that are not averaged, so each rank has its own norm. Call "
             "clip_grad_norm_(parameters, max_norm), which averages them, or leave them out.",
-            once=True,
         )
 
 
@@ -298,28 +281,24 @@ def _is_accumulating(optimizer: Any) -> bool:
     return all(optimizer._allreduce_delay[own] > 0 for own in begun)
 
 
-def watch_scaling(module: Any) -> None:
+def mend_scaling(module: Any) -> None:
     """Average gradients before they are unscaled; called with ``torch.amp.grad_scaler``."""
-    kind = module.GradScaler
-    plain_unscale, plain_step = kind.unscale_, kind.step
 
-    @functools.wraps(plain_unscale)
-    def unscale(self: Any, optimizer: Any) -> None:
+    @instead_of(module.GradScaler, "unscale_")
+    def unscale(plain: Any, self: Any, optimizer: Any) -> None:
         if self._enabled:
             _average_scaled(optimizer, self)
-        plain_unscale(self, optimizer)
+        plain(self, optimizer)
 
-    @functools.wraps(plain_step)
-    def step(self: Any, optimizer: Any, *args: Any, **options: Any) -> Any:
+    @instead_of(module.GradScaler, "step")
+    def step(plain: Any, self: Any, optimizer: Any, *args: Any, **options: Any) -> Any:
         if not self._enabled or not hasattr(optimizer, "_allreduce_delay"):
-            return plain_step(self, optimizer, *args, **options)
+            return plain(self, optimizer, *args, **options)
         _average_scaled(optimizer, self)  # fused optimizers look for infinity without unscale_
         try:
-            return plain_step(self, optimizer, *args, **options)
+            return plain(self, optimizer, *args, **options)
         finally:  # also if the step was skipped
             optimizer._synchronized = optimizer._averaged_early = False
-
-    kind.unscale_, kind.step = unscale, step
 
 
 def _average_scaled(optimizer: Any, scaler: Any) -> None:

@@ -39,6 +39,16 @@ def send(kind: NoteKind, key: str, value: str = "", *, once: bool = False) -> No
         rank.pipe.send(Note(rank.rank, kind, key, value, users_line()))
 
 
+def mistake(key: str, text: str) -> None:
+    """Tell the user, once, of a mistake that this rank's code makes.
+
+    Args:
+        key: a name of the mistake.
+        text: what is wrong, and what to do.
+    """
+    send("mistake", key, text, once=True)
+
+
 def count(kind: NoteKind) -> int:
     """How often something of a kind was noted on this rank."""
     rank = context.current()

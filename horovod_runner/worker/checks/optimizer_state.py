@@ -12,9 +12,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from horovod_runner.worker.checks.models import check_same_model
+from horovod_runner.worker.imports.patches import instead_of
 
 
-class _Place(NamedTuple):
+class _TensorPlace(NamedTuple):
     """Where a tensor was in a state, and what it is like."""
 
     number: int
@@ -25,10 +26,11 @@ class _Place(NamedTuple):
 
 def mend(module: Any) -> None:
     """Change the functions of a module, which is ``horovod.torch.functions``."""
-    plain_parameters = module.broadcast_parameters
 
-    @functools.wraps(plain_parameters)
-    def broadcast_parameters(params: Any, root_rank: int, *args: Any, **options: Any) -> Any:
+    @instead_of(module, "broadcast_parameters")
+    def broadcast_parameters(
+        plain: Any, params: Any, root_rank: int, *args: Any, **options: Any
+    ) -> None:
         named = list(params.items() if isinstance(params, dict) else params)
         sent, copies = [], []
         for name, tensor in named:
@@ -40,7 +42,7 @@ def mend(module: Any) -> None:
                 sent.append((name, copies[-1][1]))
         if not args and not options:  # otherwise the ranks of a process set
             check_same_model((str(name), getattr(tensor, "shape", ())) for name, tensor in sent)
-        plain_parameters(sent, root_rank, *args, **options)
+        plain(sent, root_rank, *args, **options)
         for tensor, copy in copies:
             tensor.data.copy_(copy)
 
@@ -57,7 +59,6 @@ def mend(module: Any) -> None:
         """
         _broadcast(module, optimizer, root_rank)
 
-    module.broadcast_parameters = broadcast_parameters
     module.broadcast_optimizer_state = broadcast_optimizer_state
 
 
@@ -122,14 +123,14 @@ def _take(tensors: list[Any], value: Any) -> Any:
         return value
     tensors.append(value.detach().contiguous())
     on_cpu = value.device.type == "cpu"
-    return _Place(len(tensors) - 1, tuple(value.shape), value.dtype, on_cpu)
+    return _TensorPlace(len(tensors) - 1, tuple(value.shape), value.dtype, on_cpu)
 
 
 def _make(tensors: list[Any], weight: Any, value: Any) -> Any:
     """Make an empty tensor for a place, and append it to a list."""
     import torch
 
-    if not isinstance(value, _Place):
+    if not isinstance(value, _TensorPlace):
         return value
     device = "cpu" if value.on_cpu else weight.device
     tensors.append(torch.empty(value.shape, dtype=value.dtype, device=device))

@@ -15,7 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from horovod_runner.worker.imports.patches import instead_of
+
 _names: Counter[str] = Counter()  # of weights: how many optimizers have used each
+_earlier_ones: weakref.WeakSet[Any] = weakref.WeakSet()
 
 _HOOKS = (
     "_optimizer_step_pre_hooks",
@@ -30,23 +33,20 @@ _HOOKS = (
 def mend(module: Any) -> None:
     """Change the optimizers of a module, which is ``horovod.torch.optimizer``."""
     kind = module._DistributedOptimizer
-    _retire_earlier_ones(kind)
-    _take_more_passes(kind)
-    _send_whole_groups(kind)
-    _leave_out_unused(kind)
     _take_new_weights(kind)
+    _take_more_passes(kind)
+    _average_what_one_process_has(kind)
     _send_all_layouts(kind)
     for each in (kind, module._DistributedAdasumOptimizer):
         each.step.hooked = True  # the step of the user's class calls them
+        _keep_schedules(each)
     _keep_what_was_there(module)
 
 
 def _keep_what_was_there(module: Any) -> None:
-    plain_wrap = module.DistributedOptimizer
-
-    @functools.wraps(plain_wrap)
-    def wrap(optimizer: Any, *args: Any, **options: Any) -> Any:
-        distributed = plain_wrap(optimizer, *args, **options)
+    @instead_of(module, "DistributedOptimizer")
+    def wrap(plain: Any, optimizer: Any, *args: Any, **options: Any) -> Any:
+        distributed = plain(optimizer, *args, **options)
         distributed.state = optimizer.state
         distributed.defaults = optimizer.defaults  # of groups that are added later
         for name in _HOOKS:
@@ -54,61 +54,58 @@ def _keep_what_was_there(module: Any) -> None:
         distributed._wrapped = optimizer
         return distributed
 
-    module.DistributedOptimizer = wrap
-    for kind in (module._DistributedOptimizer, module._DistributedAdasumOptimizer):
-        _keep_schedules(kind)
-
 
 def _keep_schedules(kind: Any) -> None:
     """Let a learning rate schedule that was made for the wrapped optimizer go on."""
-    plain_step, plain_load = kind.step, getattr(kind, "load_state_dict", None)
 
-    @functools.wraps(plain_step)
-    def step(self: Any, *args: Any, **options: Any) -> Any:
+    @instead_of(kind, "step")
+    def step(plain: Any, self: Any, *args: Any, **options: Any) -> Any:
         if hasattr(self, "_wrapped"):
             self._wrapped._opt_called = True  # which the schedule looks at
-        return plain_step(self, *args, **options)
+        return plain(self, *args, **options)
 
-    def load_state_dict(self: Any, *args: Any, **options: Any) -> Any:
+    @instead_of(kind, "load_state_dict")
+    def load_state_dict(plain: Any, self: Any, *args: Any, **options: Any) -> Any:
         groups = self.param_groups
-        if plain_load is None:
-            super(self.__class__, self).load_state_dict(*args, **options)
-        else:
-            plain_load(self, *args, **options)
+        plain(self, *args, **options)
         for group, loaded in zip(groups, self.param_groups, strict=True):
             group.update(loaded)
         self.param_groups = groups  # of which the schedule changes the learning rates
         if hasattr(self, "_wrapped"):
             self._wrapped.state = self.state
 
-    kind.step, kind.load_state_dict = step, load_state_dict
 
+def _take_new_weights(kind: Any) -> None:
+    """Take weights from earlier optimizers, and those that are added later."""
 
-def _retire_earlier_ones(kind: Any) -> None:
-    """Let an optimizer send nothing in ``backward`` once its weights have got another one."""
-    plain_init, plain_hook = kind.__init__, kind._make_hook
-    known: weakref.WeakSet[Any] = weakref.WeakSet()
-
-    @functools.wraps(plain_init)
-    def init(self: Any, *args: Any, **options: Any) -> None:
-        self._is_retired = False
-        plain_init(self, *args, **options)
-        for other in known:
+    @instead_of(kind, "__init__")
+    def init(plain: Any, self: Any, *args: Any, **options: Any) -> None:
+        self._is_retired = self._is_made = False
+        plain(self, *args, **options)
+        for other in _earlier_ones:  # they send nothing in backward from now on
             if not other._allreduce_delay.keys().isdisjoint(self._allreduce_delay):
                 other._is_retired = True
-        known.add(self)
+        _earlier_ones.add(self)
+        self._own_names = dict(self._parameter_names)
+        self._dense = set()
+        # Two networks may be in flight at a time, and their weights have the same names.
+        earlier = max((_names[name] for name in self._parameter_names.values()), default=0)
+        _names.update(self._parameter_names.values())
+        if earlier:
+            for weight, name in self._parameter_names.items():
+                self._parameter_names[weight] = f"{name} of optimizer {earlier + 1}"
+        self._is_made = True
 
-    @functools.wraps(plain_hook)
-    def make_hook(self: Any, weight: Any) -> Any:
-        hook = plain_hook(self, weight)
+    def add_param_group(self: Any, group: Any) -> None:
+        super(self.__class__, self).add_param_group(group)
+        if not getattr(self, "_is_made", False):
+            return
+        number = len(self.param_groups) - 1
+        for place, weight in enumerate(self.param_groups[-1]["params"]):
+            self._parameter_names[weight] = f"allreduce.noname.{number}.{place}"
+            self._allreduce_delay[weight] = self.backward_passes_per_step
 
-        def call(*args: Any) -> None:
-            if not self._is_retired:
-                hook(*args)
-
-        return call
-
-    kind.__init__, kind._make_hook = init, make_hook
+    kind.add_param_group = add_param_group
 
 
 def _take_more_passes(kind: Any) -> None:
@@ -118,11 +115,10 @@ def _take_more_passes(kind: Any) -> None:
     network also gives gradients to another one. So accumulated gradients are sent in ``step``, and
     not during the last pass, for it may not be the last one.
     """
-    plain_hook = kind._make_hook
 
-    @functools.wraps(plain_hook)
-    def make_hook(self: Any, weight: Any) -> Any:
-        hook = plain_hook(self, weight)
+    @instead_of(kind, "_make_hook")
+    def make_hook(plain: Any, self: Any, weight: Any) -> Any:
+        hook = plain(self, weight)
 
         def call(*args: Any) -> None:
             if self._is_retired:
@@ -143,27 +139,6 @@ def _take_more_passes(kind: Any) -> None:
 
         return call
 
-    kind._make_hook = make_hook
-
-
-def _send_whole_groups(kind: Any) -> None:
-    """Send each group as a group, on ranks that lack a gradient of it, too."""
-    plain = kind.synchronize
-
-    @functools.wraps(plain)
-    def synchronize(self: Any) -> None:
-        for group in self._group_counts if self.process_set.included() else ():
-            if group not in self._handles:
-                for weight in group:
-                    self._handles.pop(weight, None)
-                    if weight.grad is None:
-                        weight.grad = weight.detach().new_zeros(weight.shape)
-                self._handles[group] = self._grouped_allreduce_grad_async(group)
-                self._group_counts[group] = 0
-        plain(self)
-
-    kind.synchronize = synchronize
-
 
 def forget_gradients(optimizer: Any) -> None:
     """Drop gradients that no step has used, as in a network that another one's loss has reached."""
@@ -177,43 +152,28 @@ def forget_gradients(optimizer: Any) -> None:
         optimizer._group_counts[group] = 0
 
 
-def _take_new_weights(kind: Any) -> None:
-    """Average also the gradients of weights that are added or unfrozen later."""
-    plain_init, plain_synchronize = kind.__init__, kind.synchronize
+def _average_what_one_process_has(kind: Any) -> None:
+    """Average the gradients of all weights that any rank has one for, and no others."""
 
-    @functools.wraps(plain_init)
-    def init(self: Any, *args: Any, **options: Any) -> None:
-        plain_init(self, *args, **options)
-        self._own_names = dict(self._parameter_names)
-        self._dense = set()
-        # Two networks may be in flight at a time, and their weights have the same names.
-        earlier = max((_names[name] for name in self._parameter_names.values()), default=0)
-        _names.update(self._parameter_names.values())
-        if earlier:
-            for weight, name in self._parameter_names.items():
-                self._parameter_names[weight] = f"{name} of optimizer {earlier + 1}"
-        self._is_made = True
-
-    def add_param_group(self: Any, group: Any) -> None:
-        super(self.__class__, self).add_param_group(group)
-        if not getattr(self, "_is_made", False):
+    @instead_of(kind, "synchronize")
+    def synchronize(plain: Any, self: Any) -> None:
+        if not self.process_set.included():
+            plain(self)
             return
-        number = len(self.param_groups) - 1
-        for place, weight in enumerate(self.param_groups[-1]["params"]):
-            self._parameter_names[weight] = f"allreduce.noname.{number}.{place}"
-            self._allreduce_delay[weight] = self.backward_passes_per_step
-
-    @functools.wraps(plain_synchronize)
-    def synchronize(self: Any) -> None:
-        if self.process_set.included() and self.process_set.size() > 1:
+        if self.process_set.size() > 1:
             for group in self.param_groups:
                 for weight in group["params"]:
                     if weight.requires_grad and weight not in self._requires_update:
-                        _watch(self, weight)
-        plain_synchronize(self)
-
-    kind.__init__, kind.synchronize = init, synchronize
-    kind.add_param_group = add_param_group
+                        _watch(self, weight)  # it was added or unfrozen later
+        names = self._parameter_names
+        weights = [weight for weight in names if weight in self._requires_update]
+        if not weights:
+            plain(self)
+            return
+        with unused_left_out(weights, names[weights[0]], self.process_set, self._dense) as fill:
+            fill()
+            _send_whole_groups(self)
+            plain(self)
 
 
 def _watch(optimizer: Any, weight: Any) -> None:
@@ -226,21 +186,16 @@ def _watch(optimizer: Any, weight: Any) -> None:
     optimizer._grad_accs.append(accumulator)
 
 
-def _leave_out_unused(kind: Any) -> None:
-    plain = kind.synchronize
-
-    @functools.wraps(plain)
-    def synchronize(self: Any) -> None:
-        if not self._requires_update or not self.process_set.included():
-            plain(self)
-            return
-        names = self._parameter_names
-        weights = [weight for weight in names if weight in self._requires_update]
-        with unused_left_out(weights, names[weights[0]], self.process_set, self._dense) as fill:
-            fill()
-            plain(self)
-
-    kind.synchronize = synchronize
+def _send_whole_groups(optimizer: Any) -> None:
+    """Send each group as a group, on ranks that lack a gradient of it, too."""
+    for group in optimizer._group_counts:
+        if group not in optimizer._handles:
+            for weight in group:
+                optimizer._handles.pop(weight, None)
+                if weight.grad is None:
+                    weight.grad = weight.detach().new_zeros(weight.shape)
+            optimizer._handles[group] = optimizer._grouped_allreduce_grad_async(group)
+            optimizer._group_counts[group] = 0
 
 
 @contextmanager
@@ -334,16 +289,14 @@ def _sparse_zeros(weight: Any, dimension: int) -> Any:
 
 def _send_all_layouts(kind: Any) -> None:
     """Send gradients of every layout: Horovod takes contiguous and dense ones."""
-    plain, plain_group = kind._allreduce_grad_async, kind._grouped_allreduce_grad_async
-    plain_sparse = kind._sparse_allreduce_grad_async
 
-    @functools.wraps(plain)
-    def allreduce(self: Any, parameter: Any) -> Any:
+    @instead_of(kind, "_allreduce_grad_async")
+    def allreduce(plain: Any, self: Any, parameter: Any) -> Any:
         _make_contiguous(parameter)
         return plain(self, parameter)
 
-    @functools.wraps(plain_group)
-    def allreduce_group(self: Any, parameters: Any) -> Any:
+    @instead_of(kind, "_grouped_allreduce_grad_async")
+    def allreduce_group(plain: Any, self: Any, parameters: Any) -> Any:
         for parameter in parameters:
             if parameter.grad.is_sparse:
                 if not self.sparse_as_dense:
@@ -353,16 +306,12 @@ def _send_all_layouts(kind: Any) -> None:
                     )
                 parameter.grad = parameter.grad.to_dense()
             _make_contiguous(parameter)
-        return plain_group(self, parameters)
+        return plain(self, parameters)
 
-    @functools.wraps(plain_sparse)
-    def allreduce_sparse(self: Any, parameter: Any, name: str) -> Any:
-        handle, _ = plain_sparse(self, parameter, name)
+    @instead_of(kind, "_sparse_allreduce_grad_async")
+    def allreduce_sparse(plain: Any, self: Any, parameter: Any, name: str) -> Any:
+        handle, _ = plain(self, parameter, name)
         return handle, parameter.grad.dtype  # which Compression.fp16 asks for; it is not compressed
-
-    kind._allreduce_grad_async = allreduce
-    kind._grouped_allreduce_grad_async = allreduce_group
-    kind._sparse_allreduce_grad_async = allreduce_sparse
 
 
 def _make_contiguous(parameter: Any) -> None:

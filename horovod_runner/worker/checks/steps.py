@@ -7,7 +7,6 @@ weights that Horovod does not know of. These trainings run without an error, and
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import sys
 import weakref
@@ -16,7 +15,9 @@ from typing import Any
 
 from horovod_runner.worker import context
 from horovod_runner.worker.checks import notes
+from horovod_runner.worker.imports.patches import instead_of
 from horovod_runner.worker.profiling.steps import OuterSteps
+from horovod_runner.worker.weights import is_part
 
 _STEPS = 20  # then after twice as many steps, and so on
 _OPTIMIZERS = 4
@@ -24,7 +25,6 @@ _WEIGHTS = 256
 _SAMPLES = 1024  # values of a weight
 _DIGEST_BYTES = 4
 _VERSIONS = 4  # of weights, to see whether they have changed
-_SHARDED = ("DTensor", "FlatParameter")
 #: How the notes call an optimizer of weights that torch's own class averages.
 DATA_PARALLEL = "DistributedDataParallel's "
 #: How the notes call the end of a training in which ranks called ``hvd.join()``.
@@ -33,7 +33,7 @@ _watching: list[_TorchSteps] = []
 _parallel: weakref.WeakSet[Any] = weakref.WeakSet()  # modules of all ranks
 
 
-class _Training:
+class _Watched:
     """What is compared of an optimizer's weights at its end: after its last step.
 
     Args:
@@ -78,7 +78,7 @@ class _TorchSteps:
         self.joined = False
         # Not by id: that of an optimizer that was freed is given to another one, and ranks free
         # theirs at different times.
-        self._trainings: weakref.WeakKeyDictionary[Any, _Training] = weakref.WeakKeyDictionary()
+        self._trainings: weakref.WeakKeyDictionary[Any, _Watched] = weakref.WeakKeyDictionary()
         self._ends: list[weakref.finalize[..., Any]] = []  # also of what no longer exists
         self._outer_steps = OuterSteps()
         self._ended = False
@@ -95,7 +95,7 @@ class _TorchSteps:
             # The hooks stay: another thread may be in a step, and torch iterates over them there.
             self._ended = True
         else:
-            training = _Training(optimizer, len(self._ends) + 1)
+            training = _Watched(optimizer, len(self._ends) + 1)
             self._trainings[optimizer] = training
             # It often ends before main does, and its weights with it.
             self._ends.append(weakref.finalize(optimizer, training.end))
@@ -131,31 +131,25 @@ def watch_torch(module: Any) -> None:
 
 def watch_join(module: Any) -> None:
     """Note that ranks have missed steps of others; called with ``horovod.torch.mpi_ops``."""
-    plain = module.join
 
-    @functools.wraps(plain)
-    def join(*args: Any, **options: Any) -> Any:
+    @instead_of(module, "join")
+    def join(plain: Any, *args: Any, **options: Any) -> Any:
         last = plain(*args, **options)
         for steps in _watching:
             steps.joined = True
         return last
 
-    module.join = join
-
 
 def watch_data_parallel(module: Any) -> None:
     """Note the weights that all ranks share; called with ``torch.nn.parallel.distributed``."""
-    plain = module.DistributedDataParallel.__init__
 
-    @functools.wraps(plain)
-    def init(self: Any, *args: Any, **options: Any) -> None:
+    @instead_of(module.DistributedDataParallel, "__init__")
+    def init(plain: Any, self: Any, *args: Any, **options: Any) -> None:
         import torch.distributed as dist
 
         plain(self, *args, **options)
         if self.process_group is not None and self.process_group.size() == dist.get_world_size():
             _parallel.add(self)
-
-    module.DistributedDataParallel.__init__ = init
 
 
 def _parallel_names(optimizer: Any) -> dict[int, str]:
@@ -192,12 +186,10 @@ def _differs(optimizer: Any) -> bool:
     if process_set is not None and not process_set.included():
         return True
     parameters = (p for group in optimizer.param_groups for p in group["params"])
-    if any(type(parameter).__name__ in _SHARDED for parameter in parameters):
+    if any(map(is_part, parameters)) or "deepspeed" in sys.modules:
         return True
     distributed, horovod = sys.modules.get("torch.distributed"), sys.modules.get("horovod.torch")
     others = distributed is not None and distributed.is_available() and distributed.is_initialized()
-    if "deepspeed" in sys.modules:
-        return True
     if not others or (horovod is not None and horovod.is_initialized()):
         return False
     return not _parallel_names(optimizer)
@@ -286,15 +278,13 @@ def _fills_its_memory(tensor: Any) -> bool:
 
 def watch_keras(module: Any) -> None:
     """Watch ``fit``; called with the module of Keras's CallbackList."""
-    plain = module.CallbackList.on_train_begin
 
-    def on_train_begin(self: Any, logs: Any = None) -> None:
+    @instead_of(module.CallbackList, "on_train_begin")
+    def on_train_begin(plain: Any, self: Any, logs: Any = None) -> None:
         plain(self, logs)
         rank = context.current()
         if rank is not None and rank.size > 1 and rank.start_check:
             _watch_fit(self)
-
-    module.CallbackList.on_train_begin = on_train_begin
 
 
 def _watch_fit(callbacks: Any) -> None:
@@ -302,29 +292,23 @@ def _watch_fit(callbacks: Any) -> None:
     model = callbacks.model
     if model.built:
         _send_keras("before the first step", model)
-    plain = callbacks.on_train_batch_end
 
-    def on_train_batch_end(batch: Any, logs: Any = None) -> None:
+    @instead_of(callbacks, "on_train_batch_end")
+    def on_train_batch_end(plain: Any, batch: Any, logs: Any = None) -> None:
         del callbacks.on_train_batch_end
         plain(batch, logs)
         _send_keras("after step 1", model)
 
-    callbacks.on_train_batch_end = on_train_batch_end
-    plain_end = callbacks.on_epoch_end
-
-    def on_epoch_end(epoch: int, logs: Any = None) -> None:
-        plain_end(epoch, logs)
+    @instead_of(callbacks, "on_epoch_end")
+    def on_epoch_end(plain: Any, epoch: int, logs: Any = None) -> None:
+        plain(epoch, logs)
         if _is_power_of_two(epoch + 1):
             _send_keras(f"after epoch {epoch + 1}", model)
 
-    callbacks.on_epoch_end = on_epoch_end
-    plain_train_end = callbacks.on_train_end
-
-    def on_train_end(logs: Any = None) -> None:
+    @instead_of(callbacks, "on_train_end")
+    def on_train_end(plain: Any, logs: Any = None) -> None:
         _send_keras("at the end of fit", model)  # before callbacks restore other weights
-        plain_train_end(logs)
-
-    callbacks.on_train_end = on_train_end
+        plain(logs)
 
 
 def _send_keras(when: str, model: Any) -> None:

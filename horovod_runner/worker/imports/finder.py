@@ -31,11 +31,11 @@ def around_import(name: str, around: Around) -> None:
     managers = _around.setdefault(name, [])
     if around not in managers:
         managers.append(around)
-    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
+    if not any(isinstance(finder, _AroundFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _AroundFinder())
 
 
-class _Finder:
+class _AroundFinder:
     """An import finder for ``sys.meta_path``."""
 
     def find_spec(
@@ -44,15 +44,15 @@ class _Finder:
         if fullname not in _around:
             return None
         for finder in sys.meta_path:
-            if not isinstance(finder, _Finder):
+            if not isinstance(finder, _AroundFinder):
                 spec = finder.find_spec(fullname, path, target)
                 if spec is not None and spec.loader is not None:
-                    spec.loader = _Loader(spec.loader)  # type: ignore[assignment]
+                    spec.loader = _AroundLoader(spec.loader)  # type: ignore[assignment]
                     return spec
         return None
 
 
-class _Loader:
+class _AroundLoader:
     """Loads a module with its own loader, inside the module's context managers.
 
     Args:

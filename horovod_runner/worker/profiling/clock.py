@@ -22,7 +22,8 @@ class Clock:
         batches: how many batches the feeds have handed over.
         cells: numbers in the first part of these batches.
         reports: how many reports ``main`` has sent.
-        after: called after each of them, in the thread that has made it; must not raise.
+        after: called after each batch, report and step of an optimizer, in the thread that has made
+            it; must not raise. The profiler of the framework sets it.
     """
 
     def __init__(self) -> None:
@@ -42,13 +43,16 @@ class Clock:
     def count_report(self) -> None:
         """Count a report."""
         self.reports += 1
-        if self.after is not None:
-            self.after()
+        self.end_step()
 
     def count_batch(self, cells: int) -> None:
         """Count a batch that is handed over, and the numbers in its first part."""
         self.batches += 1
         self.cells += cells
+        self.end_step()
+
+    def end_step(self) -> None:
+        """Say that something is done which may be a step of the training."""
         if self.after is not None:
             self.after()
 

@@ -18,7 +18,7 @@ _NANO: Final = 1e-9
 TORCH_SET: Final = -1
 
 
-class _Record(ctypes.Structure):
+class _Activity(ctypes.Structure):
     """``HorovodActivity`` in activity.h; times are nanoseconds of the steady clock."""
 
     _fields_ = (
@@ -36,7 +36,7 @@ class _Record(ctypes.Structure):
     )
 
 
-class _Totals(ctypes.Structure):
+class _ActivityTotals(ctypes.Structure):
     """``HorovodActivityTotals`` in activity.h."""
 
     _fields_ = tuple(
@@ -111,7 +111,7 @@ def tails(collectives: Iterable[Collective]) -> tuple[float, float]:
     return waiting, moving
 
 
-class Collectives:
+class CollectiveLog:
     """The collectives of this process since the last call of :meth:`take`.
 
     Attributes:
@@ -123,8 +123,8 @@ class Collectives:
         self.totals = Totals()
         self._read: Any = None
         self._after = ctypes.c_int64(0)
-        self._buffer = (_Record * _ROOM)()
-        self._sums = _Totals()
+        self._buffer = (_Activity * _ROOM)()
+        self._sums = _ActivityTotals()
         self._in_graph = (0.0, 0.0)
 
     def take(self, most: int) -> list[Collective]:
@@ -186,7 +186,7 @@ def _stride(count: int, most: int) -> int:
     return stride
 
 
-def _collective(record: _Record) -> Collective:
+def _collective(record: _Activity) -> Collective:
     return Collective(
         record.number,
         record.process_set,

@@ -1,8 +1,8 @@
 """Reads which collectives torch.distributed has begun, for trainings with DDP or FSDP.
 
 torch keeps its last collectives in memory, its "flight recorder", with the time at which this rank
-has begun each one. host/rank_environment.py sets how many: of a rank with more collectives in a
-second, the last ones are measured.
+has begun each one. worker/startup sets how many: of a rank with more collectives in a second, the
+last ones are measured.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from typing import Any, Final, Literal
 from horovod_runner.common.text import bytes_text, sizes_text
 from horovod_runner.wire.messages import MOST_TRACE_BYTES, TraceName
 from horovod_runner.worker.profiling.clock import clock
-from horovod_runner.worker.profiling.collectives import Collectives
+from horovod_runner.worker.profiling.collectives import CollectiveLog
 from horovod_runner.worker.profiling.steps import optimizer_steps
 
 #: The steps that are recorded, the first one being step 1.
@@ -56,7 +56,7 @@ class FrameworkProfiler:
         self._began = 0
         self._marks: list[tuple[int, int]] = []
         self._packing: threading.Thread | None = None
-        clock.after = optimizer_steps.after = self._after_step
+        clock.after = self._after_step
         os.register_at_fork(after_in_child=self._after_fork)
         self._ended = threading.Event()
         self._thread = threading.Thread(
@@ -198,12 +198,14 @@ class FrameworkProfiler:
         self._attempt(self._record_tensorflow)
 
     def _record_tensorflow(self) -> None:
-        counter = _TensorFlowSteps()
+        collectives = CollectiveLog()
         until, folder = 0, Path(f"{self._path}.tensorflow")
         while not self._ended.wait(_LOOK_SECONDS) and not self._is_over:
             if not _has_tensorflow() or optimizer_steps.count:
                 continue  # torch trains, or nothing does yet
-            count = counter.count()
+            collectives.take(1)
+            # TensorFlow fetches many batches ahead: they are the last choice.
+            count = collectives.totals.most or clock.reports or clock.batches
             if not until and count >= FIRST_STEP - 1:
                 sys.modules["tensorflow"].profiler.experimental.start(str(folder))
                 until = count + LAST_STEP - FIRST_STEP + 1
@@ -217,21 +219,6 @@ class FrameworkProfiler:
             part = shutil.make_archive(f"{self._path}.part", "zip", folder)
             shutil.rmtree(folder, ignore_errors=True)
             self._keep(Path(part), "tensorflow.zip")
-
-
-class _TensorFlowSteps:
-    """Counts TensorFlow's steps: the reductions of one tensor, else reports, else batches.
-
-    Batches are the last choice because TensorFlow fetches many of them ahead.
-    """
-
-    def __init__(self) -> None:
-        self._collectives = Collectives()
-
-    def count(self) -> int:
-        """How many there were."""
-        self._collectives.take(1)
-        return self._collectives.totals.most or clock.reports or clock.batches
 
 
 def _has_tensorflow() -> bool:

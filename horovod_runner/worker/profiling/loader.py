@@ -20,6 +20,7 @@ import msgspec
 
 from horovod_runner.common.descriptors import free_front
 from horovod_runner.wire.framing import complete, frame, unframe
+from horovod_runner.worker.imports.patches import instead_of
 from horovod_runner.worker.profiling.clock import cells, clock
 from horovod_runner.worker.profiling.sampler import Pace, Sampler, Stack, add
 
@@ -28,7 +29,7 @@ _PACE_SECONDS: Final = 1.0
 _MOST_STACKS: Final = 100
 
 
-class _Seen(msgspec.Struct, array_like=True):
+class _SeenLines(msgspec.Struct, array_like=True):
     """What a process has seen since it wrote the last time, in microseconds."""
 
     total: int
@@ -36,7 +37,7 @@ class _Seen(msgspec.Struct, array_like=True):
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
-_decode: Final = msgspec.msgpack.Decoder(_Seen).decode
+_decode: Final = msgspec.msgpack.Decoder(_SeenLines).decode
 
 
 class LoaderWatch:
@@ -81,23 +82,19 @@ class LoaderWatch:
 
     def _time(self, module: Any) -> None:
         """Time the calls that wait: for the first batch, which starts processes, and the next."""
-        loader, iterator = module.DataLoader, module._BaseDataLoaderIter
-        begin, following = loader.__iter__, iterator.__next__
 
-        def timed_begin(self: Any) -> Any:
+        @instead_of(module.DataLoader, "__iter__")
+        def begin(plain: Any, loader: Any) -> Any:
             with clock.timing("data"):
-                return begin(self)
+                return plain(loader)
 
-        watch = self
-
-        def timed_next(self: Any) -> Any:
+        @instead_of(module._BaseDataLoaderIter, "__next__")
+        def following(plain: Any, iterator: Any) -> Any:
             with clock.timing("data"):
-                batch = following(self)
-            watch.batches += 1
-            watch.cells += cells(batch)
+                batch = plain(iterator)
+            self.batches += 1
+            self.cells += cells(batch)
             return batch
-
-        loader.__iter__, iterator.__next__ = timed_begin, timed_next
 
     def read(self) -> None:
         """Add what the processes have written."""
@@ -182,6 +179,6 @@ class _OwnLines:
     def _write(self) -> None:
         """Append in one call: the kernel puts what processes append one after the other."""
         stacks = Counter(self._sampler.stacks()).most_common(_MOST_STACKS)
-        seen = _Seen(self._sampler.total, [(list(stack), count) for stack, count in stacks])
+        seen = _SeenLines(self._sampler.total, [(list(stack), count) for stack, count in stacks])
         os.write(self._file, frame(_encode(seen)))
         self._sampler = Sampler(clock=self._monotonic)

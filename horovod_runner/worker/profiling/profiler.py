@@ -10,12 +10,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from types import CodeType
-from typing import Final
+from typing import Any, Final
+
+from msgspec.structs import replace
 
 from horovod_runner.common.clocks import process_clock
 from horovod_runner.wire.measurements import UNKNOWN, Lines, Profile, Thread, Waits
 from horovod_runner.worker.profiling.clock import clock
-from horovod_runner.worker.profiling.collectives import TORCH_SET, Collective, Collectives, chosen
+from horovod_runner.worker.profiling.collectives import TORCH_SET, Collective, CollectiveLog, chosen
 from horovod_runner.worker.profiling.flight_recorder import FlightRecorder
 from horovod_runner.worker.profiling.loader import LoaderWatch
 from horovod_runner.worker.profiling.sampler import LOOK_SECONDS, Pace, Sampler, Stack
@@ -27,6 +29,7 @@ _LINES_SECONDS: Final = 30.0  # between two messages with the lines seen so far
 # Collectives of a window whose waits are sent one by one: of each rank, and of all together.
 _ARRIVALS, _ALL_ARRIVALS, _FEWEST_ARRIVALS = 100, 4000, 4
 _MOST_STACKS: Final = 200
+_OF_A_MOMENT: Final = ("rank", "time", "threads", "arrivals")  # attributes of Profile
 
 
 class Profiler:
@@ -63,7 +66,7 @@ class Profiler:
         self._sampler = Sampler(outermost)
         self._look_seconds = LOOK_SECONDS  # between two looks of this summary
         self._loader = LoaderWatch()
-        self._collectives = Collectives()
+        self._collectives = CollectiveLog()
         self._flight_recorder = flight_recorder or FlightRecorder()
         self._unsent: list[Collective] = []
         self._late = 0.0
@@ -120,47 +123,35 @@ class Profiler:
 
     def _summarize(self, *, final: bool = False) -> None:
         collectives = self._unsent + self._take()
-        now = self._count()
-        before = self._before
+        now, before = self._count(), self._before
         stands_still = (now.steps, now.spent) == (before.steps, before.spent) and not final
         if not final:  # also if it reports: another thread may do that
-            self._send_waits(now.time)
-        if not any(now.steps.values()):  # still importing and connecting
-            self._before, self._unsent = now, []
-            return
-        if stands_still:
+            self._send_waits(now.seconds)
+        is_training = any(now.steps.values())  # otherwise it is still importing and connecting
+        if stands_still and is_training:
             self._unsent = collectives
             return  # a rank that hangs must look like one, and not report that it does
-        self._before, self._has_news, self._unsent = now, True, []
-        spent = {name: s - before.spent.get(name, 0.0) for name, s in now.spent.items()}
+        self._before, self._unsent = now, []
+        blocked = self._sampler.take_blocked()
+        if not is_training:
+            return
+        self._has_news = True
+        summary = _since(before, now)
         if collectives and collectives[-1].started is None:
-            spent["blocked"] = _blocked(now, before, sum(spent.values()))
-        stages = {name: s - before.stages.get(name, 0.0) for name, s in now.stages.items()}
-        steps = {name: n - before.steps.get(name, 0) for name, n in now.steps.items()}
+            summary.spent["blocked"] = _blocked(summary, blocked)
+        late = summary.late * self._look_seconds / LOOK_SECONDS
         self._send(
-            Profile(
-                self._rank,
-                now.wall,
-                now.time - before.time,
-                {name: n for name, n in steps.items() if now.steps[name]},
-                {name: s for name, s in spent.items() if s > 0},
-                {name: s for name, s in stages.items() if s > 0},
-                now.cells - before.cells,
-                _torch_threads(),
-                now.bytes - before.bytes,
-                now.collectives - before.collectives,
-                now.waited - before.waited,
-                now.moved - before.moved,
-                arrivals(collectives, now.time),
-                now.cpu - before.cpu,
-                now.main_cpu - before.main_cpu,
-                now.starved - before.starved,
-                self._late_seconds(now, before),
+            replace(
+                summary,
+                steps={name: n for name, n in summary.steps.items() if now.steps[name]},
+                spent={name: s for name, s in summary.spent.items() if s > 0},
+                stages={name: s for name, s in summary.stages.items() if s > 0},
+                arrivals=arrivals(collectives, now.seconds),
+                late=min(late, summary.seconds),
             )
         )
         if not final and not any(before.steps.values()):
             self._sampler.forget()  # the lines of imports and of the first steps
-            now.looked = now.blocked = 0
 
     def _send_waits(self, now: float) -> None:
         """Name the collectives of torch.distributed in which this rank waits for others."""
@@ -168,11 +159,6 @@ class Profiler:
         if waits and now >= self._waits_due:
             self._waits_due = now + self._stall_seconds
             self._send_news(Waits(self._rank, waits))
-
-    def _late_seconds(self, now: _Counters, before: _Counters) -> float:
-        """See ``Profile.late``: as if the thread had looked fifty times a second."""
-        late = (now.late - before.late) * self._look_seconds / LOOK_SECONDS
-        return min(late, now.time - before.time)
 
     def _take(self) -> list[Collective]:
         """Some collectives since the last call: of Horovod, else of torch.distributed."""
@@ -182,28 +168,40 @@ class Profiler:
             return taken
         return chosen(of_torch, self._most_arrivals)
 
-    def _count(self) -> _Counters:
-        """The counts at this moment."""
-        counters, totals = _Counters(), self._collectives.totals
-        counters.steps = {
-            "optimizer": optimizer_steps.count,
-            "batches": max(clock.batches, self._loader.batches),
-            "reports": clock.reports,
-            "reductions": totals.most,
-        }
-        counters.spent = {**clock.seconds, "waiting": totals.waiting, "moving": totals.moving}
-        counters.collectives = totals.collectives + self._flight_recorder.count
-        counters.bytes = totals.bytes + self._flight_recorder.bytes
-        counters.waited, counters.moved = totals.waited, totals.moved
-        counters.stages = dict(clock.stages)
-        counters.cells = max(clock.cells, self._loader.cells)
+    def _count(self) -> Profile:
+        """What there was from the start to this moment, which ``seconds`` is on monotonic clocks.
+
+        Its ``late`` is not scaled.
+        """
+        # Read together: a pause between them would shift this rank's clock against other hosts'.
+        monotonic, wall = time.monotonic(), process_clock()
+        totals, of_torch = self._collectives.totals, self._flight_recorder
         times = os.times()
-        counters.cpu = times.user + times.system
-        counters.main_cpu, counters.starved = _scheduled(os.getpid())
+        main_cpu, starved = _scheduled(os.getpid())
         _, no_core = _scheduled(self._thread.native_id or 0)
-        counters.late = self._late - no_core
-        counters.looked, counters.blocked = self._sampler.total, self._sampler.blocked
-        return counters
+        return Profile(
+            self._rank,
+            wall,
+            monotonic,
+            steps={
+                "optimizer": optimizer_steps.count,
+                "batches": max(clock.batches, self._loader.batches),
+                "reports": clock.reports,
+                "reductions": totals.most,
+            },
+            spent={**clock.seconds, "waiting": totals.waiting, "moving": totals.moving},
+            stages=dict(clock.stages),
+            cells=max(clock.cells, self._loader.cells),
+            threads=_torch_threads(),
+            bytes=totals.bytes + of_torch.bytes,
+            collectives=totals.collectives + of_torch.count,
+            waited=totals.waited,
+            moved=totals.moved,
+            cpu=times.user + times.system,
+            main_cpu=main_cpu,
+            starved=starved,
+            late=self._late - no_core,
+        )
 
     def _send_all_lines(self) -> None:
         sampler, loader = self._sampler, self._loader
@@ -226,40 +224,28 @@ def _lines(rank: int, thread: Thread, total: int, seen: Mapping[Stack, int]) -> 
     return Lines(rank, total, calls, coded, [n for _, n in stacks], thread)
 
 
-def _blocked(now: _Counters, before: _Counters, known: float) -> float:
+def _since(before: Profile, now: Profile) -> Profile:
+    """What there was between two moments."""
+    changes: dict[str, Any] = {}
+    for name in Profile.__struct_fields__:
+        first, last = getattr(before, name), getattr(now, name)
+        if isinstance(last, dict):
+            changes[name] = {key: value - first.get(key, 0) for key, value in last.items()}
+        elif name not in _OF_A_MOMENT:
+            changes[name] = last - first
+    return replace(now, **changes)
+
+
+def _blocked(summary: Profile, share: float) -> float:
     """Seconds in which the main thread did nothing, in calls of torch that wait for collectives.
 
     Args:
-        now: the counts at the end of the time.
-        before: the counts at its begin.
-        known: seconds in which it waited for something else.
+        summary: of the time.
+        share: of the time in which it was seen in such calls.
     """
-    seconds = now.time - before.time
-    looked = max(1, now.looked - before.looked)
-    idle = seconds - known - (now.main_cpu - before.main_cpu) - (now.starved - before.starved)
-    return max(0.0, min(idle, seconds * (now.blocked - before.blocked) / looked))
-
-
-class _Counters:
-    """What has been counted up to a moment."""
-
-    def __init__(self) -> None:
-        # Read together: a pause between them would shift this rank's clock against other hosts'.
-        self.time, self.wall = time.monotonic(), process_clock()
-        self.steps: dict[str, int] = {}
-        self.spent: dict[str, float] = {}
-        self.stages: dict[str, float] = {}
-        self.cells = 0
-        self.collectives = 0
-        self.bytes = 0
-        self.waited = 0.0
-        self.moved = 0.0
-        self.cpu = 0.0
-        self.main_cpu = 0.0
-        self.starved = 0.0
-        self.late = 0.0
-        self.looked = 0
-        self.blocked = 0
+    known = sum(summary.spent.values())  # in which it waited for something else
+    idle = summary.seconds - known - summary.main_cpu - summary.starved
+    return max(0.0, min(idle, summary.seconds * share))
 
 
 def _scheduled(thread: int) -> tuple[float, float]:

@@ -77,8 +77,6 @@ class Sampler:
     Attributes:
         total: microseconds that the looks stand for.
         late_looks: how many times it has looked at the other threads.
-        blocked: microseconds in which the main thread waited in a call of torch that waits for
-            collectives.
     """
 
     def __init__(
@@ -87,7 +85,7 @@ class Sampler:
         self._clock = clock
         self.total = 0
         self.late_looks = 0
-        self.blocked = 0
+        self._blocked = self._unblocked = 0
         self._outermost = outermost
         self._looked = clock()
         self._state: BinaryIO | None = None
@@ -109,8 +107,19 @@ class Sampler:
         self._looked = now
         self.total += elapsed
         if stack and self._blocks[stack[0]] and self._sleeps():
-            self.blocked += elapsed
+            self._blocked += elapsed
+        else:
+            self._unblocked += elapsed
         add(self._counts, stack, elapsed)
+
+    def take_blocked(self) -> float:
+        """In which share of the time the main thread waited in a call of torch's collectives.
+
+        Of the time since the last call of this method.
+        """
+        share = self._blocked / max(1, self._blocked + self._unblocked)
+        self._blocked = self._unblocked = 0
+        return share
 
     def _sleeps(self) -> bool:
         """Whether the main thread waits for something, and does not compute; True if unknown."""
@@ -154,7 +163,7 @@ class Sampler:
 
     def forget(self) -> None:
         """Begin again; for the thread that looks."""
-        self.total = self.late_looks = self.blocked = 0
+        self.total = self.late_looks = 0
         self._counts, self._others = Counter(), Counter()
 
     def stacks(self) -> dict[Stack, int]:

@@ -7,8 +7,9 @@ tensor that is reduced most often.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from typing import Any, Final
+
+from horovod_runner.worker.profiling.clock import clock
 
 
 class OuterSteps:
@@ -48,13 +49,9 @@ class OptimizerSteps:
     """Counts the steps of torch's optimizers.
 
     Several optimizers take turns (as in a GAN): the one that has made the most steps counts.
-
-    Attributes:
-        after: called after each step, in the thread that made it; must not raise.
     """
 
     def __init__(self) -> None:
-        self.after: Callable[[], None] | None = None
         self._outer_steps = OuterSteps()
         self._counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._most = 0  # also of optimizers that no longer exist
@@ -84,8 +81,7 @@ class OptimizerSteps:
             return
         steps = self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
         self._most = max(self._most, steps)
-        if self.after is not None:
-            self.after()
+        clock.end_step()
 
 
 optimizer_steps: Final = OptimizerSteps()

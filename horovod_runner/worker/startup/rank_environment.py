@@ -97,7 +97,7 @@ def memory_variables() -> dict[str, str]:
     return {} if _can_read_memory() else {"MPIR_CVAR_CH4_CMA_ENABLE": "0"}
 
 
-class _Part(ctypes.Structure):
+class _IoVector(ctypes.Structure):
     _fields_ = (("address", ctypes.c_void_p), ("length", ctypes.c_size_t))
 
 
@@ -107,10 +107,10 @@ def _can_read_memory() -> bool:
     if not hasattr(libc, "process_vm_readv"):
         return False
     source, target = ctypes.create_string_buffer(b"memory"), ctypes.create_string_buffer(7)
-    into = _Part(ctypes.addressof(target), 7)
+    into = _IoVector(ctypes.addressof(target), 7)
 
     def read(pid: int, address: int | None) -> int:
-        there = _Part(address, 7)
+        there = _IoVector(address, 7)
         parts = ctypes.byref(into), 1, ctypes.byref(there), 1, 0
         return int(libc.process_vm_readv(pid, *parts))
 
