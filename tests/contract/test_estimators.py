@@ -331,16 +331,17 @@ def test_lightning_trains_and_predicts(spark: SparkSession) -> None:
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
     df = line(spark)
+    torch.manual_seed(5)  # after other weights the line is not found in as many steps
     estimator = LightningEstimator(
         np=2,
         model=Line(),
         feature_cols=["a", "b"],
-        epochs=10,
+        epochs=20,
         batch_size=16,
         **WITH_KERAS_AND_LIGHTNING,
     )
     model = estimator.fit(df)
-    assert len(model.history["loss"]) == 10
+    assert len(model.history["loss"]) == 20
     assert RegressionEvaluator(metricName="r2").evaluate(model.transform(df)) > 0.9
 
 
