@@ -6,6 +6,7 @@
     torch_backend     torch.distributed over Horovod's MPI
     compression       Compression.bf16 and Compression.powersgd of horovod.torch
     horovod_elastic   the states of hvd.elastic
+    training          the trainings of estimators: what they are, and how ranks run them
     spark_ml          estimators and models of Spark ML
     horovod_spark     the names of horovod.spark
     sparkdl           the names of Databricks' sparkdl

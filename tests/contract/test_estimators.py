@@ -137,16 +137,9 @@ def test_a_regression_predicts_doubles(spark: SparkSession) -> None:
     assert RegressionEvaluator(metricName="r2").evaluate(scored) > 0.95
 
 
-def classification(**params: Any) -> Any:
-    import torch
-
-    return regression(
-        **{"model": net(2), "loss": torch.nn.CrossEntropyLoss(), "epochs": 20, **params}
-    )
-
-
 @on_classic_spark
 def test_a_classification_predicts_classes_and_probabilities(spark: SparkSession) -> None:
+    import torch
     from pyspark.ml.evaluation import (
         BinaryClassificationEvaluator,
         MulticlassClassificationEvaluator,
@@ -156,7 +149,15 @@ def test_a_classification_predicts_classes_and_probabilities(spark: SparkSession
         return (output.argmax(dim=1) == label).float().mean()
 
     df = classes(spark)
-    model = classification(validation="fold", metrics=[accuracy], np=2, batch_size=16).fit(df)
+    model = regression(
+        model=net(2),
+        loss=torch.nn.CrossEntropyLoss(),
+        epochs=20,
+        validation="fold",
+        metrics=[accuracy],
+        np=2,
+        batch_size=16,
+    ).fit(df)
     assert sorted(model.history) == ["accuracy", "loss", "val_accuracy", "val_loss"]
     assert model.history["val_accuracy"][-1] > 0.8
     scored = model.transform(df)
@@ -220,10 +221,11 @@ def test_an_estimator_and_its_model_are_saved_and_loaded(
         np.testing.assert_array_equal(got, wanted)
     with pytest.raises(FileExistsError, match=r"write\(\)\.overwrite\(\)\.save"):
         first.save(path)
-    first.write().overwrite().save(path)
-    again = TorchModel.load(path)
-    np.testing.assert_array_equal(weights(again)[0], weights(first)[0])
-    assert again.features == {"a+b": ["a", "b"]}
+    for place in (path, *2 * ["memory://models/line"]):
+        first.write().overwrite().save(place)
+        again = TorchModel.load(place)
+        np.testing.assert_array_equal(weights(again)[0], weights(first)[0])
+        assert again.features == {"a+b": ["a", "b"]}
     with pytest.raises(DataError, match=r"TorchEstimator, got .*TorchModel"):
         TorchEstimator.load(path)
 
@@ -261,17 +263,6 @@ def test_what_was_saved_in_part_is_not_loaded(
     assert store.exists()
     store.write("third", {"params": intact})
     assert store.read_metadata() == "third"
-
-
-@on_classic_spark
-def test_a_model_is_saved_where_fsspec_writes(spark: SparkSession) -> None:
-    from horovod_runner.ml import TorchModel
-
-    model = regression(epochs=1).fit(line(spark))
-    for _ in range(2):
-        model.write().overwrite().save("memory://models/line")
-    loaded = TorchModel.load("memory://models/line")
-    np.testing.assert_array_equal(weights(loaded)[0], weights(model)[0])
 
 
 def keras_regression(**params: Any) -> Any:
@@ -340,16 +331,17 @@ def test_lightning_trains_and_predicts(spark: SparkSession) -> None:
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
     df = line(spark)
+    torch.manual_seed(5)  # after other weights the line is not found in as many steps
     estimator = LightningEstimator(
         np=2,
         model=Line(),
         feature_cols=["a", "b"],
-        epochs=10,
+        epochs=20,
         batch_size=16,
         **WITH_KERAS_AND_LIGHTNING,
     )
     model = estimator.fit(df)
-    assert len(model.history["loss"]) == 10
+    assert len(model.history["loss"]) == 20
     assert RegressionEvaluator(metricName="r2").evaluate(model.transform(df)) > 0.9
 
 
@@ -403,7 +395,7 @@ def test_mistakes_are_told_before_anything_is_launched(
 
 @on_classic_spark
 def test_rows_are_split_by_a_column_or_a_fraction(spark: SparkSession) -> None:
-    from horovod_runner.integrations.spark_ml.rows import split
+    from horovod_runner.integrations.training.rows import split
 
     df = classes(spark)
     train, valid = split(df, "fold", 0)

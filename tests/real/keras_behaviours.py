@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy
 
-from horovod_runner.integrations.spark_ml.keras_training import set_seed
+from horovod_runner.integrations.training.keras_loop import set_seed
 
 ROWS, BATCH = 32, 8
 

@@ -9,25 +9,18 @@ Columns that are wide, and no inputs, make the second one faster.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
 import cloudpickle
 import pyarrow as pa
 from pyspark.sql import functions
+from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
     BooleanType,
-    ByteType,
     DateType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
     NumericType,
-    ShortType,
     StringType,
     StructField,
     StructType,
@@ -35,7 +28,6 @@ from pyspark.sql.types import (
 )
 
 from horovod_runner.common.spark_session import current_python, map_in_arrow, quoted
-from horovod_runner.data.scoring.outputs import OutputType
 from horovod_runner.data.scoring.scorer import Scorer
 
 if TYPE_CHECKING:
@@ -43,17 +35,6 @@ if TYPE_CHECKING:
 
 #: Column with what is wrong with a row, where on_error is "null".
 ERRORS: Final = "_horovod_runner_errors"
-_SPARK_TYPES: Final[Mapping[str, Any]] = {
-    "float": FloatType,
-    "double": DoubleType,
-    "tinyint": ByteType,
-    "smallint": ShortType,
-    "int": IntegerType,
-    "bigint": LongType,
-    "boolean": BooleanType,
-    "string": StringType,
-    "binary": BinaryType,
-}
 _NARROW: Final = (NumericType, BooleanType, DateType, TimestampType)
 
 
@@ -69,7 +50,7 @@ def with_outputs(dataframe: DataFrame, scorer: Scorer, keep: Sequence[str]) -> D
         The kept columns, the outputs, and with on_error="null" the column ERRORS.
     """
     added = [
-        StructField(output.name, _spark_type(type_))
+        StructField(output.name, from_arrow_type(type_.arrow))
         for output, type_ in zip(scorer.outputs, scorer.types, strict=True)
     ]
     if scorer.on_error == "null":
@@ -123,13 +104,6 @@ def _structs(
     )
     for columns in scorer.columns(rows):
         yield pa.StructArray.from_arrays(columns, outputs)
-
-
-def _spark_type(type_: OutputType) -> Any:
-    element: Any = _SPARK_TYPES[type_.element]()
-    for _ in range(type_.depth):
-        element = ArrayType(element)
-    return element
 
 
 def _by_map(

@@ -9,8 +9,9 @@
 
 `names` says which module replaces which of Horovod's. `launch` has ``run``, `backend` and
 `store` what estimators are given, `estimator` and `model` what all frameworks share, and
-`frameworks` the estimators and models themselves. `training` is one call of ``fit``. May import
-`spark_ml` and what that may import.
+`frameworks` the estimators and models themselves. They describe a training to
+`integrations.training`, and `stored_run` runs it where the backend says. May import `spark_ml`,
+`training` and what these may import.
 """
 
 from __future__ import annotations

@@ -28,6 +28,40 @@ class Arrange:
     dtypes: Mapping[str, str] = field(default_factory=dict)
     row: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
 
+    @classmethod
+    def of_training(
+        cls,
+        inputs: Mapping[str, str],
+        labels: Sequence[str],
+        weight: str | None,
+        *,
+        input_shapes: Sequence[Sequence[int]],
+        label_shapes: Sequence[Sequence[int]],
+        dtypes: Mapping[str, str] | str,
+        row: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None,
+    ) -> Arrange:
+        """What makes the batches of a training as Horovod's estimator makes them.
+
+        Args:
+            inputs: the column of each input, by part.
+            labels: the columns of the labels.
+            weight: the column of the rows' weights; None without one.
+            input_shapes: the shapes of the inputs, in order; fewer leave the others as they are.
+            label_shapes: the shapes of the labels, in order.
+            dtypes: what the numbers of a part become, by part or for all.
+            row: as above.
+        """
+        label_parts = {f"label {name}": name for name in labels}
+        shapes = {
+            **dict(zip(inputs, input_shapes, strict=False)),
+            **dict(zip(label_parts, label_shapes, strict=False)),
+        }
+        columns = {**inputs, **label_parts}
+        if weight is not None:
+            columns["weight of the row"] = weight
+        by_part = dict.fromkeys(columns, dtypes) if isinstance(dtypes, str) else dtypes
+        return cls(columns, shapes, by_part, row)
+
     def __call__(self, parts: Mapping[str, Any]) -> dict[str, Any]:
         """The changed batch."""
         changed = dict(parts) if self.row is None else self._rows(parts)

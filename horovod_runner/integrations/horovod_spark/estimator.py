@@ -1,33 +1,31 @@
-"""What Horovod's estimators share: checks, ids of runs, and their Params in the words of `ml`."""
+"""What Horovod's estimators share: checks, ids of runs, and their Params as a training."""
 
 from __future__ import annotations
 
 import os
 import time
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pyspark.ml import Estimator
 
-from horovod_runner.checkpoints.checkpoint import Checkpoint, find_complete
-from horovod_runner.host.folders.opening import open_folder
 from horovod_runner.integrations.horovod_spark import util
 from horovod_runner.integrations.horovod_spark.backend import SparkBackend
 from horovod_runner.integrations.horovod_spark.model import HorovodModel
 from horovod_runner.integrations.horovod_spark.params import EstimatorParams
-from horovod_runner.integrations.horovod_spark.store import Store
-from horovod_runner.integrations.horovod_spark.training import Training
-from horovod_runner.integrations.spark_ml.params import set_named
+from horovod_runner.integrations.horovod_spark.stored_run import StoredRun
+from horovod_runner.integrations.spark_ml.params import set_named, training_arguments
 from horovod_runner.integrations.spark_ml.persistence import Saveable
-from horovod_runner.integrations.spark_ml.rows import TrainingRows, split
+from horovod_runner.integrations.training.checks import check_rows
+from horovod_runner.integrations.training.rows import TrainingRows, split
 from horovod_runner.launchers.sessions import find_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from horovod_runner.integrations.spark_ml.estimator import HorovodEstimator as OurEstimator
-    from horovod_runner.integrations.spark_ml.model import TrainedModel
+    from horovod_runner.checkpoints.checkpoint import Checkpoint
+    from horovod_runner.integrations.training.training import Trained, Training
 
 __all__ = ["HorovodEstimator", "HorovodModel"]
 
@@ -42,17 +40,17 @@ class HorovodEstimator(Estimator, EstimatorParams, Saveable):  # type: ignore[mi
     _unsaved = ("backend", "store")
     #: The beginning of the ids of runs, as Horovod's.
     prefix: ClassVar[str]
-    #: The module of Horovod that the training function uses.
-    library: ClassVar[str]
+    #: The defaults of the Params that only this framework's estimator has.
+    _own_defaults: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(self, **params: Any) -> None:
         super().__init__()
-        self._setDefault(**self._defaults())
+        self._setDefault(**self._own_defaults)
         set_named(self, params)
 
-    def _defaults(self) -> dict[str, Any]:
-        """The defaults of the Params that only this framework's estimator has."""
-        return {}
+    def _needs(self) -> Sequence[str]:
+        """Params without which this framework has nothing to train."""
+        return ()
 
     def _environment(self) -> dict[str, str]:
         """Environment variables for the ranks."""
@@ -88,19 +86,40 @@ class HorovodEstimator(Estimator, EstimatorParams, Saveable):  # type: ignore[mi
         self._check_params()
         # Several fits may begin in the same second.
         run_id = self.getRunId() or f"{self.prefix}_{int(time.time())}_{os.urandom(3).hex()}"
-        training = Training(
-            self,
-            self._get_or_create_backend(),
+        run = StoredRun(
+            self.getStore(),
             run_id,
-            epochs_before=self._epochs_before(run_id),
-            number=number,
-            written=written,
+            self._get_or_create_backend(),
+            use_gpu=self.getUseGpu(),
+            env=self._environment(),
+            files_per_rank=self.getOrDefault("partitions_per_process"),
         )
-        fitted = self._estimator(training).fit_rows(rows)
-        return self._create_model(fitted, run_id, util.metadata_of(rows.train), training)
+        epochs_before = self._epochs_before(run)
+        training = self._training(run.logs, **self._arguments(run, epochs_before))
+        check_rows(training, rows.train)
+        trained, record = run.train(training.for_ranks(), rows, number=number, written=written)
+        network = training.trained_model(trained)
+        metadata = util.metadata_of(rows.train)
+        model = self._create_model(network, trained, run_id, metadata, epochs_before)
+        model.run = record
+        return model
+
+    def _arguments(self, run: StoredRun, epochs_before: int) -> dict[str, Any]:
+        """The arguments of Training that mean the same in all frameworks."""
+        return {
+            **training_arguments(self),
+            "labels": self.getLabelCols(),
+            "weight": self.getSampleWeightCol(),
+            "epochs": epochs_before + self.getEpochs(),
+            "shuffle": bool(self.getShuffle() and self.getShuffleBufferSize() != 0),
+            "random_seed": self.getRandomSeed() or 0,
+            "verbose": int(self.getVerbose()),
+            "saves": run.folder is not None,
+            "scales_learning_rate": True,
+        }
 
     def _check_params(self) -> None:
-        for name in ("model", "feature_cols", "label_cols"):
+        for name in ("model", "feature_cols", "label_cols", *self._needs()):
             if self.getOrDefault(name) is None:
                 raise ValueError(f"{type(self).__name__} requires {name}")
         if self.getOrDefault("data_module") is not None:
@@ -130,24 +149,12 @@ class HorovodEstimator(Estimator, EstimatorParams, Saveable):  # type: ignore[mi
             raise ValueError("set backend or num_proc, not both: a backend has its own num_proc")
         return backend
 
-    def _checkpoint_dir(self, run_id: str) -> str | None:
-        store: Store | None = self.getStore()
-        return None if store is None else store.get_checkpoint_path(run_id)
-
-    def _has_checkpoint(self, run_id: str) -> bool:
-        folder = self._checkpoint_dir(run_id)
-        return folder is not None and bool(find_complete(open_folder(folder)))
-
-    def _load_checkpoint(self, run_id: str) -> Checkpoint:
-        """The last checkpoint of an earlier training with this id."""
-        folder = open_folder(self._checkpoint_dir(run_id) or "")
-        return Checkpoint(folder, find_complete(folder)[0])
-
-    def _epochs_before(self, run_id: str) -> int:
-        """The epochs that earlier trainings with this id have finished."""
-        if not self._has_checkpoint(run_id):
+    def _epochs_before(self, run: StoredRun) -> int:
+        """The epochs that earlier trainings with the same id have finished."""
+        checkpoint = run.last_checkpoint()
+        if checkpoint is None:
             return 0
-        done = self._epochs_of(self._load_checkpoint(run_id))
+        done = self._epochs_of(checkpoint)
         # A training that was interrupted goes on to its end.
         return done - done % int(self.getEpochs())
 
@@ -156,40 +163,29 @@ class HorovodEstimator(Estimator, EstimatorParams, Saveable):  # type: ignore[mi
         return int(checkpoint.metrics.get("epoch", 0))
 
     @abstractmethod
-    def _estimator(self, training: Training) -> OurEstimator:
-        """The estimator of `ml` that trains."""
+    def _training(self, logs: str | None, **arguments: Any) -> Training:
+        """The training of this framework.
+
+        Args:
+            logs: the folder or URL for the framework's logs; None keeps them nowhere.
+            arguments: those of Training that mean the same in all frameworks.
+        """
 
     @abstractmethod
     def _create_model(
         self,
-        fitted: TrainedModel,
+        network: Any,
+        trained: Trained,
         run_id: str,
         metadata: Mapping[str, Any],
-        training: Training,
+        epochs_before: int,
     ) -> Any:
-        """The model that ``fit`` returns, of the class ``get_model_class()``."""
+        """The model that ``fit`` returns, of the class ``get_model_class()``.
 
-    def _common(self, training: Training) -> dict[str, Any]:
-        """The Params of `ml`'s estimator that have a counterpart in all of Horovod's."""
-        shuffles = self.getShuffle() and self.getShuffleBufferSize() != 0
-        given = {
-            "model": self.getModel(),
-            "optimizer": self.getOrDefault("optimizer"),
-            "loss": self.getLoss(),
-            "loss_weights": self.getLossWeights(),
-            "feature_cols": self.getFeatureCols(),
-            "label_cols": self.getLabelCols(),
-            "sample_weight_col": self.getSampleWeightCol(),
-            "batch_size": self.getBatchSize(),
-            "val_batch_size": self.getValBatchSize(),
-            "epochs": training.epochs_before + self.getEpochs(),
-            "train_steps_per_epoch": self.getTrainStepsPerEpoch(),
-            "validation_steps_per_epoch": self.getValidationStepsPerEpoch(),
-            "shuffle": bool(shuffles),
-            "random_seed": self.getRandomSeed() or 0,
-            "callbacks": self.getCallbacks(),
-            "gradient_compression": self.getGradientCompression(),
-            "backward_passes_per_step": self.getBackwardPassesPerStep(),
-            "verbose": int(self.getVerbose()),
-        }
-        return {name: value for name, value in given.items() if value is not None}
+        Args:
+            network: with the trained weights.
+            trained: what rank 0 returned.
+            run_id: the training's.
+            metadata: what the model remembers of the columns.
+            epochs_before: epochs in the history that earlier trainings with this id have finished.
+        """

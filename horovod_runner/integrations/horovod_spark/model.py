@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pyspark.ml import Model
 
@@ -31,21 +31,15 @@ class HorovodModel(Model, ModelParams, Saveable):  # type: ignore[misc]
 
     #: The record of the run that trained it; None after ``load``.
     run: Run | None = None
+    #: The defaults of the Params that only this framework's model has.
+    _own_defaults: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(self, **params: Any) -> None:
         super().__init__()
-        self._setDefault(**self._defaults())
+        self._setDefault(**self._own_defaults)
         if params.get("label_columns"):
             self.setOutputCols([f"{name}__output" for name in params["label_columns"]])
         self._set(**params)
-
-    def _defaults(self) -> dict[str, Any]:
-        """The defaults of the Params that only this framework's model has."""
-        return {}
-
-    @abstractmethod
-    def _kind(self) -> ModelKind:
-        """How the model is written to a file."""
 
     def _scored(self, columns: Mapping[str, str]) -> tuple[ModelKind, Any]:
         """What computes the outputs, and its kind; ``columns`` as for :meth:`_arrange`."""

@@ -1,6 +1,6 @@
-"""The training function of an estimator, as a backend of the user's own runs it.
+"""The training of an estimator, as a backend of the user's own runs it.
 
-Such a backend starts processes that this package knows nothing of. The function takes the place of
+Such a backend starts processes that this package knows nothing of. This file takes the place of
 a rank's context there: Horovod's number of the rank, the rows from the store, checkpoints straight
 into the store.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import pickle
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -22,6 +22,7 @@ from horovod_runner.data.read.readers import Deferred, Reader
 from horovod_runner.data.shard import Shard
 from horovod_runner.host.gpus import pin_torch
 from horovod_runner.integrations.horovod_spark import names
+from horovod_runner.integrations.training.training import Training
 from horovod_runner.run.import_hooks import IMPORT_HOOKS
 from horovod_runner.wire import events
 from horovod_runner.wire.job_file import CheckpointPlan
@@ -36,13 +37,13 @@ _PLACE: Final = ("HOROVOD_RANK", "HOROVOD_SIZE")
 
 @dataclass(frozen=True)
 class OutsideFunction:
-    """Calls a training function of `ml` in a process that another launcher started.
+    """Trains in a process that another launcher started.
 
     Attributes:
-        pickled: the function and its arguments. They may refer to modules of the user's that import
-            ``horovod.spark``, so they are unpickled after the names are there.
-        readers: of the rows, by the name of the argument.
-        library: the module of Horovod that the function uses.
+        pickled: the training. It may refer to modules of the user's that import ``horovod.spark``,
+            so it is unpickled after the names are there.
+        readers: of the rows to train and to validate with, by "train" and "valid".
+        library: the module of Horovod that the training uses.
         checkpoints: where they go; None saves nothing.
         use_gpu: whether a GPU is chosen.
     """
@@ -56,17 +57,15 @@ class OutsideFunction:
     @classmethod
     def of(
         cls,
-        function: Callable[..., Any],
-        arguments: Mapping[str, Any],
+        training: Training,
         readers: Mapping[str, Reader | Deferred],
-        library: str,
-        *,
         checkpoints: CheckpointPlan | None,
+        *,
         use_gpu: bool,
     ) -> OutsideFunction:
-        """The function with its arguments, pickled."""
-        pickled = cloudpickle.dumps((function, dict(arguments)), protocol=5)
-        return cls(pickled, readers, library, checkpoints, use_gpu)
+        """The function for a training, as ``Training.for_ranks`` returns it."""
+        pickled = cloudpickle.dumps(training, protocol=5)
+        return cls(pickled, readers, training.library, checkpoints, use_gpu)
 
     def __call__(self) -> Any:
         """Train on this rank."""
@@ -78,9 +77,9 @@ class OutsideFunction:
         if self.use_gpu and torch is not None and torch.cuda.is_available():
             pin_torch(torch, hvd.local_rank() % torch.cuda.device_count())
         with _rank(int(hvd.rank()), int(hvd.size()), self.checkpoints):
-            function, arguments = pickle.loads(self.pickled)  # noqa: S301 - from our own driver
+            training: Training = pickle.loads(self.pickled)  # noqa: S301 - from our own driver
             shards = {name: Shard(name, reader) for name, reader in self.readers.items()}
-            return function(**arguments, **shards)
+            return training.train(shards["train"], shards.get("valid"))
 
 
 @contextmanager

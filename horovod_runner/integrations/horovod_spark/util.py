@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from horovod_runner.common.spark_session import quoted
-from horovod_runner.integrations.spark_ml.rows import only, split
+from horovod_runner.integrations.training.rows import only, split
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -54,28 +54,14 @@ def prepare_data(  # noqa: PLR0917 - as Horovod's
     number = next(_numbers)
     weight = [] if sample_weight_col is None else [sample_weight_col]
     columns = [*feature_columns, *label_columns, *weight]
-    parts = num_processes * partitions_per_process
-    _write_rows(df, store, number, columns, validation=validation, parts=parts)
-    yield number
-
-
-def _write_rows(
-    df: DataFrame,
-    store: FilesystemStore,
-    number: int | None,
-    columns: Sequence[str],
-    *,
-    validation: Any,
-    parts: int,
-) -> None:
-    """Write rows into a store: see :func:`prepare_data`."""
     train, valid = split(df, validation, seed=0)
     for rows, path in (
         (train, store.get_train_data_path(number)),
         (valid, store.get_val_data_path(number)),
     ):
         if rows is not None:
-            write_parquet(only(rows, columns), path, parts)
+            write_parquet(only(rows, columns), path, num_processes * partitions_per_process)
+    yield number
 
 
 def write_parquet(df: DataFrame, path: str, parts: int) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Unpack
 
-from horovod_runner.data.feed.options import Framework
 from horovod_runner.integrations.spark_ml.estimator import HorovodEstimator
-from horovod_runner.integrations.spark_ml.params import EstimatorOptions, declare, with_accessors
-from horovod_runner.integrations.spark_ml.plan import Trained, TrainingFunction, TrainingPlan
-from horovod_runner.integrations.spark_ml.torch import TorchModel, with_weights
+from horovod_runner.integrations.spark_ml.params import EstimatorOptions, with_params
+from horovod_runner.integrations.spark_ml.torch import TorchModel
+from horovod_runner.integrations.training.lightning import LightningTraining
 
 
 class LightningOptions(EstimatorOptions, total=False):
@@ -22,7 +21,7 @@ class LightningModel(TorchModel):
     """A trained Lightning module; ``getModel()`` returns it."""
 
 
-@with_accessors
+@with_params({"trainer_options": "further arguments of lightning.Trainer"})
 class LightningEstimator(HorovodEstimator):
     """Trains a Lightning module on a DataFrame, as Horovod ranks.
 
@@ -37,30 +36,17 @@ class LightningEstimator(HorovodEstimator):
         TypeError: there is no such Param, or a value has the wrong type.
     """
 
-    framework: Framework = "torch"
-    trainer_options = declare("trainer_options", "further arguments of lightning.Trainer")
-
     def __init__(self, **params: Unpack[LightningOptions]) -> None:
         super().__init__(params)
 
     def _needs(self) -> tuple[str, ...]:
         return ("model",)
 
-    def _train(self) -> TrainingFunction:
-        return TrainingFunction("horovod_runner.integrations.spark_ml.lightning_training")
+    def _training(self, **arguments: Any) -> LightningTraining:
+        options = dict(self.value_of("trainer_options") or {})
+        return LightningTraining(**arguments, trainer_options=options)
 
-    def _trained_objects(self) -> dict[str, Any]:
-        return {
-            "model": self.getOrDefault("model"),
-            "trainer_options": dict(self.value_of("trainer_options") or {}),
-        }
-
-    def _try(self, first: Mapping[str, Any], plan: TrainingPlan) -> None:
-        model = self.getOrDefault("model")
-        if not hasattr(model, "training_step"):
-            raise TypeError(f"model must be a Lightning module, not {type(model).__name__}")
-
-    def _trained_model(self, trained: Trained) -> LightningModel:
+    def _trained_model(self, network: Any) -> LightningModel:
         model = LightningModel()
-        model._set(model=with_weights(self.getOrDefault("model"), trained))
+        model._set(model=network)
         return model

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ from horovod_runner.data.read import staging
 from horovod_runner.data.scoring.outputs import as_numpy
 from horovod_runner.data.scoring.predict import score
 from horovod_runner.errors import DataError
-from horovod_runner.integrations.spark_ml.params import ColumnParams, declare, with_accessors
+from horovod_runner.integrations.spark_ml.params import ColumnParams, with_params
 from horovod_runner.integrations.spark_ml.persistence import Saveable
 
 if TYPE_CHECKING:
@@ -24,11 +23,16 @@ if TYPE_CHECKING:
     from mlflow.models.model import ModelInfo
     from pyspark.sql import DataFrame
 
-    from horovod_runner.data.scoring.models.kind import ModelKind
     from horovod_runner.results.run import Run
 
 
-@with_accessors
+@with_params(
+    {
+        "model": "the trained model",
+        "transform_batch_size": "rows that the model gets at a time",
+        "loss_name": "the loss that the model was trained with",
+    }
+)
 class TrainedModel(Model, ColumnParams, Saveable):  # type: ignore[misc]
     """A trained model as a Spark ML model; base of the models.
 
@@ -39,10 +43,6 @@ class TrainedModel(Model, ColumnParams, Saveable):  # type: ignore[misc]
 
     _saved = ("history",)
 
-    model = declare("model", "the trained model")
-    transform_batch_size = declare("transform_batch_size", "rows that the model gets at a time")
-    loss_name = declare("loss_name", "the loss that the model was trained with")
-
     def __init__(self) -> None:
         super().__init__()
         self._setDefault(task="auto", transform_batch_size=4096, loss_name="")
@@ -52,10 +52,6 @@ class TrainedModel(Model, ColumnParams, Saveable):  # type: ignore[misc]
     def getHistory(self) -> Mapping[str, Sequence[float]]:  # noqa: N802 - Horovod's name
         """Loss and metrics of each epoch, by name."""
         return self.history
-
-    def setOutputCols(self, value: Sequence[str]) -> Any:  # noqa: N802
-        """Set the names of the prediction columns."""
-        return self._set(output_cols=list(value))
 
     def log_model(
         self, name: str, dataset: DataFrame, *, registered_model_name: str | None = None
@@ -81,7 +77,7 @@ class TrainedModel(Model, ColumnParams, Saveable):  # type: ignore[misc]
         example = staging.head(dataset, 5)
         if example is None:
             raise DataError("the DataFrame has no rows to make an example of")
-        feed = {"columns": self.features, **self._feed_options()}
+        feed = {"columns": self.features, **self.feed_options}
         return log_model(
             name,
             kind,
@@ -105,10 +101,6 @@ class TrainedModel(Model, ColumnParams, Saveable):  # type: ignore[misc]
             for name, values in self.history.items()
         }
         return plot(series, (), type(self).__name__, {})
-
-    @abstractmethod
-    def _kind(self) -> ModelKind:
-        """How the model is written to a file."""
 
     def _is_classifier(self) -> bool:
         task = self.getOrDefault("task")
@@ -135,7 +127,7 @@ class TrainedModel(Model, ColumnParams, Saveable):  # type: ignore[misc]
             wanted,
             batch_size=self.getOrDefault("transform_batch_size"),
             postprocess=post,
-            **self._feed_options(),
+            **self.feed_options,
         )
         columns = [functions.col(quoted(name)) for name in names]
         for name in wanted:
@@ -147,6 +139,19 @@ class TrainedModel(Model, ColumnParams, Saveable):  # type: ignore[misc]
                 column = column.cast("double")
             columns.append(column.alias(name))
         return scored.select(*columns)
+
+
+def loss_name(loss: Any) -> str:
+    """The name of a loss; of the first of several. It says whether the loss takes logits."""
+    if isinstance(loss, list | tuple):
+        loss = loss[0]
+    if isinstance(loss, dict):
+        loss = next(iter(loss.values()))
+    if isinstance(loss, str):
+        return loss
+    name = str(getattr(loss, "__name__", type(loss).__name__))
+    config = loss.get_config() if hasattr(loss, "get_config") else {}
+    return f"{name} with logits" if config.get("from_logits") else name
 
 
 def is_class_loss(name: str) -> bool:

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import json
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import cloudpickle
 import pyspark
@@ -29,17 +30,21 @@ from horovod_runner.launchers.sessions import find_session
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from horovod_runner.data.scoring.models.kind import ModelKind
+
 _PART_BYTES: Final = 32 << 20
 _FSSPEC_SCHEMES: Final = ("s3", "gs", "gcs", "abfs", "az", "memory")
 _SCHEMA: Final = "name string, part int, data binary"
 _PARAMS: Final = "params"
+_MODEL: Final = "model"
 
 
 class Saveable(MLWritable, MLReadable):  # type: ignore[misc]
     """An estimator or a model that can be saved and loaded."""
 
-    #: Names of Params that are files of their own beside the pickled ones.
-    _files: ClassVar[tuple[str, ...]] = ()
+    #: A function that reads the Param ``model`` from a file of its own; None pickles it with the
+    #: other Params.
+    _read_model: ClassVar[Any] = None
     #: Names of Params that are not saved: what they hold belongs to this session.
     _unsaved: ClassVar[tuple[str, ...]] = ()
     #: Names of attributes that are saved, beside the Params.
@@ -54,17 +59,8 @@ class Saveable(MLWritable, MLReadable):  # type: ignore[misc]
         """A reader: ``read().load(path)``, or ``load(path)`` of the class."""
         return Reader(cls)
 
-    @classmethod
-    def _blank(cls) -> Any:
-        """An object of this class without Params, which are set afterwards."""
-        return cls()
-
-    def _write_file(self, name: str, path: Path) -> None:
-        """Write a Param of ``_files`` to a new file."""
-        raise NotImplementedError
-
-    def _read_file(self, name: str, path: Path) -> Any:
-        """Read a Param of ``_files``."""
+    def _kind(self) -> ModelKind:
+        """The kind of the model, which writes it to a file."""
         raise NotImplementedError
 
 
@@ -107,10 +103,9 @@ class Writer(MLWriter):  # type: ignore[misc]
         }
         with temporary_folder("save") as folder:
             files: dict[str, Path] = {}
-            for name in kind._files:
-                if others.pop(name, None) is not None:
-                    files[name] = Path(folder) / name
-                    instance._write_file(name, files[name])
+            if kind._read_model is not None and others.pop(_MODEL, None) is not None:
+                files[_MODEL] = Path(folder) / _MODEL
+                instance._kind().write(instance.getOrDefault(_MODEL), files[_MODEL], ())
             try:
                 kept = {name: getattr(instance, name) for name in kind._saved}
                 pickled = cloudpickle.dumps((others, kept), protocol=5)
@@ -142,15 +137,14 @@ class Reader(MLReader):  # type: ignore[misc]
         kind = self._kind
         if metadata["class"] not in {_saved_name(kind), _saved_name(kind, old=True)}:
             raise DataError(f"{path} must hold {kind.__qualname__}, got {metadata['class']}")
-        instance = kind._blank()
+        instance = kind()
         instance._resetUid(metadata["uid"])
         with temporary_folder("load") as folder:
             store.read_files(Path(folder))
             others, kept = cloudpickle.loads((Path(folder) / _PARAMS).read_bytes())
             instance._set(**metadata["paramMap"], **others)
-            for name in kind._files:
-                if (Path(folder) / name).exists():
-                    instance._set(**{name: instance._read_file(name, Path(folder) / name)})
+            if kind._read_model is not None and (Path(folder) / _MODEL).exists():
+                instance._set(model=kind._read_model(Path(folder) / _MODEL))
         for name, value in kept.items():
             setattr(instance, name, value)
         return instance
@@ -181,21 +175,30 @@ def _is_plain(value: Any) -> bool:
     return value is None or type(value) in (bool, int, float, str)
 
 
-class Store(Protocol):
+class Store(ABC):
     """A folder with the files of one saved object."""
 
     def exists(self) -> bool:
         """Whether there is something, complete or not."""
+        return any(self._is_there(name) for name in ("metadata", "objects"))
 
+    @abstractmethod
+    def _is_there(self, name: str) -> bool:
+        """Whether there is a folder of a name."""
+
+    @abstractmethod
     def remove(self) -> None:
         """Remove all of it, or make it incomplete where it is overwritten later."""
 
+    @abstractmethod
     def write(self, metadata: str, files: Mapping[str, Path]) -> None:
         """Write the line of metadata, and files by name."""
 
+    @abstractmethod
     def read_metadata(self) -> str:
         """The line of metadata; raises DataError where it was removed."""
 
+    @abstractmethod
     def read_files(self, folder: Path) -> None:
         """Write the files into a local folder, under their names."""
 
@@ -206,16 +209,12 @@ def store_of(path: str) -> Store:
     return FsspecStore(path) if scheme in _FSSPEC_SCHEMES else SparkStore(path)
 
 
-class SparkStore:
+class SparkStore(Store):
     """A folder on a filesystem that Spark knows."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._spark = find_session()
-
-    def exists(self) -> bool:
-        """See :class:`Store`."""
-        return any(self._is_there(name) for name in ("metadata", "objects"))
 
     def _is_there(self, name: str) -> bool:
         try:
@@ -269,17 +268,13 @@ class SparkStore:
                 file.write(bytes(row["data"]))
 
 
-class FsspecStore:
+class FsspecStore(Store):
     """A folder at a URL of fsspec."""
 
     def __init__(self, path: str) -> None:
         import fsspec
 
         self._filesystem, self._path = fsspec.core.url_to_fs(path)
-
-    def exists(self) -> bool:
-        """See :class:`Store`."""
-        return any(self._is_there(name) for name in ("metadata", "objects"))
 
     def _is_there(self, name: str) -> bool:
         try:
@@ -314,8 +309,5 @@ class FsspecStore:
 
 def _parts(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
-        while True:
-            data = file.read(_PART_BYTES)
-            if not data:
-                return
+        while data := file.read(_PART_BYTES):
             yield data

@@ -70,6 +70,11 @@ class TorchKind:
         return _Call(_caller_of(model, self.form == "lightning"), device)
 
 
+def read_module(path: Path) -> Any:
+    """The module in a file of :meth:`TorchKind.write`, on the CPU."""
+    return torch.load(path, map_location="cpu", weights_only=False)
+
+
 class _Call:
     """Computes a model's outputs without gradients."""
 

@@ -1,4 +1,4 @@
-"""Horovod's estimator and model for each framework, and what its ranks run beside `ml`'s training.
+"""Horovod's estimator and model for each framework; saved ones name these files.
 
-Each file may import the room above it and `ml`; nothing there imports these files.
+Each file may import the room above it and what that may import; nothing there imports these files.
 """

@@ -3,49 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import keras
 
 from horovod_runner.data.scoring.models.keras import KerasKind, read_model
-from horovod_runner.integrations import spark_ml as ml
-from horovod_runner.integrations.horovod_spark.batches import Arrange
+from horovod_runner.integrations.horovod_spark.batches import Arrange, in_order
 from horovod_runner.integrations.horovod_spark.estimator import HorovodEstimator
+from horovod_runner.integrations.horovod_spark.frameworks.store_trainings import StoreKerasTraining
 from horovod_runner.integrations.horovod_spark.kinds import NamesKind
 from horovod_runner.integrations.horovod_spark.model import HorovodModel
 from horovod_runner.integrations.horovod_spark.params import EstimatorParams
-from horovod_runner.integrations.horovod_spark.training import Launched, Training, arrange
-from horovod_runner.integrations.spark_ml.params import declare, with_accessors
+from horovod_runner.integrations.spark_ml.params import with_params
 from horovod_runner.integrations.spark_ml.persistence import Saveable
-from horovod_runner.integrations.spark_ml.plan import TrainingFunction, TrainingPlan
 
 if TYPE_CHECKING:
     from horovod_runner.data.scoring.models.kind import ModelKind
-    from horovod_runner.integrations.spark_ml.model import TrainedModel
+    from horovod_runner.integrations.training.training import Trained, Training
 
 __all__ = ["EstimatorParams", "KerasEstimator", "KerasModel"]
+
+
+_CUSTOM_OBJECTS: Final = {"custom_objects": "classes and functions of the model, by name"}
 
 
 class _KerasFile(Saveable):
     """Saves the Param ``model`` in Keras's format."""
 
-    _files = ("model",)
+    _read_model = staticmethod(read_model)
 
-    def _write_file(self, name: str, path: Path) -> None:
-        kind_of(self).write(self.getOrDefault(name), path, ())
-
-    def _read_file(self, name: str, path: Path) -> Any:
-        return read_model(path)
+    def _kind(self) -> ModelKind:
+        return NamesKind(KerasKind.of(self.getModel(), self.getCustomObjects()))
 
 
-def kind_of(holder: Any) -> KerasKind:
-    """The kind of the model that an estimator or a model holds."""
-    return KerasKind.of(holder.getModel(), holder.getCustomObjects())
-
-
-@with_accessors
+@with_params(
+    {
+        **_CUSTOM_OBJECTS,
+        "checkpoint_callback": (
+            "a callback that saves models; the model that it saved last is the one that fit returns"
+        ),
+        "backend_env": "environment variables for the ranks",
+    }
+)
 class KerasEstimator(_KerasFile, HorovodEstimator):
     """Trains a Keras model on a DataFrame, as ``horovod.spark.keras.KerasEstimator``.
 
@@ -60,17 +59,10 @@ class KerasEstimator(_KerasFile, HorovodEstimator):
     """
 
     prefix = "keras"
-    library = "horovod_runner.integrations.keras"
+    _own_defaults: ClassVar = {"custom_objects": {}, "checkpoint_callback": None, "backend_env": {}}
 
-    custom_objects = declare("custom_objects", "classes and functions of the model, by name")
-    checkpoint_callback = declare(
-        "checkpoint_callback",
-        "a callback that saves models; the model that it saved last is the one that fit returns",
-    )
-    backend_env = declare("backend_env", "environment variables for the ranks")
-
-    def _defaults(self) -> dict[str, Any]:
-        return {"custom_objects": {}, "checkpoint_callback": None, "backend_env": {}}
+    def _needs(self) -> Sequence[str]:
+        return () if getattr(self.getModel(), "compiled", False) else ("optimizer", "loss")
 
     def _environment(self) -> dict[str, str]:
         return dict(self.getBackendEnv())
@@ -80,39 +72,47 @@ class KerasEstimator(_KerasFile, HorovodEstimator):
         model = self.getModel()
         return shapes_of(model, "inputs"), shapes_of(model, "outputs")
 
-    def _estimator(self, training: Training) -> Any:
-        given = self._common(training)
-        estimator = _Estimator(**given, metrics=self.getMetrics())
-        estimator.training = training
-        inputs, outputs = self.get_model_shapes()
-        estimator.arrange = arrange(
-            self,
-            estimator.inputs,
-            input_shapes=inputs,
+    def _training(self, logs: str | None, **arguments: Any) -> Training:
+        # In order, whatever the names of the model's inputs are.
+        inputs = in_order(self.getFeatureCols())
+        input_shapes, outputs = self.get_model_shapes()
+        arrange = Arrange.of_training(
+            inputs,
+            self.getLabelCols(),
+            self.getSampleWeightCol(),
+            input_shapes=input_shapes,
             label_shapes=self.getLabelShapes() or outputs,
-            dtypes=dtypes_of(self.getModel(), estimator.inputs),
+            dtypes=dtypes_of(self.getModel(), inputs),
+            row=self.getTransformationFn(),
         )
-        return estimator
+        return StoreKerasTraining(
+            **arguments,
+            features=inputs,
+            options={"transform": arrange},
+            custom_objects=self.getCustomObjects(),
+            checkpoint_callback=self.getCheckpointCallback(),
+            logs=logs,
+        )
 
     def _create_model(
-        self, fitted: TrainedModel, run_id: str, metadata: Mapping[str, Any], training: Training
+        self,
+        network: Any,
+        trained: Trained,
+        run_id: str,
+        metadata: Mapping[str, Any],
+        epochs_before: int,
     ) -> Any:
-        network = fitted.getOrDefault("model")
         theirs = self.getModel()
         optimizer = keras.optimizers.get(self.getOptimizer() or theirs.optimizer)
-        loss = self.getLoss() or theirs.loss
         network.compile(
             type(optimizer).from_config(optimizer.get_config()),
-            loss=loss,
+            loss=self.getLoss() or theirs.loss,
             loss_weights=self.getLossWeights(),
             metrics=self.getMetrics() or None,
         )
-        kwargs = self._get_model_kwargs(
-            network, dict(fitted.history), run_id, metadata, keras.config.floatx()
-        )
-        model = self.get_model_class()(**kwargs)
-        model.run = fitted.run
-        return model
+        history = dict(trained.history)
+        kwargs = self._get_model_kwargs(network, history, run_id, metadata, keras.config.floatx())
+        return self.get_model_class()(**kwargs)
 
     def get_model_class(self) -> type[Any]:
         """The class of the model that ``fit`` returns."""
@@ -134,51 +134,25 @@ class KerasEstimator(_KerasFile, HorovodEstimator):
         }
 
 
-class _Estimator(Launched, ml.KerasEstimator):
-    """The estimator of `ml` that trains as Horovod's does."""
-
-    def _model_kind(self) -> KerasKind:
-        return kind_of(self.training.estimator)
-
-    def _plan(self) -> TrainingPlan:
-        plan = super()._plan()
-        weights = plan.loss_weights
-        return replace(plan, loss_weights=None if weights is None else list(weights))
-
-    def _train(self) -> TrainingFunction:
-        return TrainingFunction(
-            "horovod_runner.integrations.horovod_spark.frameworks.keras_training"
-        )
-
-    def _trained_objects(self) -> dict[str, Any]:
-        theirs = self.training.estimator
-        return {
-            **super()._trained_objects(),
-            "checkpoint_callback": theirs.getCheckpointCallback(),
-            "logs": self.training.logs,
-        }
-
-
 def shapes_of(model: Any, side: str) -> list[list[int]]:
     """The shapes of a model's inputs or outputs, with -1 for the rows; empty if it has none."""
-    try:
-        tensors = getattr(model, side)
-    except (AttributeError, ValueError):  # a subclass, or a Sequential that is not built
-        return []
-    return [[-1 if size is None else size for size in tensor.shape] for tensor in tensors or ()]
+    return [[-1 if size is None else size for size in each.shape] for each in _tensors(model, side)]
 
 
 def dtypes_of(model: Any, parts: Mapping[str, str]) -> dict[str, str]:
     """The types of a model's inputs of numbers, by part."""
-    try:
-        tensors = model.inputs or ()
-    except (AttributeError, ValueError):
-        tensors = ()
-    types = [str(tensor.dtype) for tensor in tensors]
+    types = [str(tensor.dtype) for tensor in _tensors(model, "inputs")]
     return {part: type_ for part, type_ in zip(parts, types, strict=False) if type_ != "string"}
 
 
-@with_accessors
+def _tensors(model: Any, side: str) -> Sequence[Any]:
+    try:
+        return getattr(model, side) or ()
+    except (AttributeError, ValueError):  # a subclass, or a Sequential that is not built
+        return ()
+
+
+@with_params({**_CUSTOM_OBJECTS, "_floatx": "Keras's type of numbers"})
 class KerasModel(_KerasFile, HorovodModel):
     """A trained Keras model, as ``horovod.spark.keras.KerasModel``; ``getModel()`` returns it.
 
@@ -186,14 +160,7 @@ class KerasModel(_KerasFile, HorovodModel):
         params: the Params, by name: see ``explainParams()``.
     """
 
-    custom_objects = declare("custom_objects", "classes and functions of the model, by name")
-    _floatx = declare("_floatx", "Keras's type of numbers")
-
-    def _defaults(self) -> dict[str, Any]:
-        return {"custom_objects": {}, "_floatx": None}
-
-    def _kind(self) -> ModelKind:
-        return NamesKind(kind_of(self))
+    _own_defaults: ClassVar = {"custom_objects": {}, "_floatx": None}
 
     def _arrange(self, columns: Mapping[str, str]) -> Arrange:
         model = self.getModel()

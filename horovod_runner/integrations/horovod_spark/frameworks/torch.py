@@ -5,32 +5,40 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
-import torch
-
-from horovod_runner.data.scoring.models.torch import TorchKind
-from horovod_runner.integrations import spark_ml as ml
-from horovod_runner.integrations.horovod_spark.batches import Arrange
+from horovod_runner.data.scoring.models.torch import TorchKind, read_module
+from horovod_runner.integrations.horovod_spark.batches import Arrange, in_order
 from horovod_runner.integrations.horovod_spark.estimator import HorovodEstimator
 from horovod_runner.integrations.horovod_spark.kinds import NamesKind
 from horovod_runner.integrations.horovod_spark.model import HorovodModel
 from horovod_runner.integrations.horovod_spark.params import EstimatorParams
-from horovod_runner.integrations.horovod_spark.training import Launched, Training, arrange
-from horovod_runner.integrations.spark_ml.params import declare, with_accessors
-from horovod_runner.integrations.spark_ml.plan import Metric, TrainingPlan
+from horovod_runner.integrations.spark_ml.params import with_params
+from horovod_runner.integrations.training.torch import TorchTraining
+from horovod_runner.integrations.training.training import Metric, Trained, Training
 
 if TYPE_CHECKING:
     from horovod_runner.data.scoring.models.kind import ModelKind
-    from horovod_runner.integrations.spark_ml.model import TrainedModel
-    from horovod_runner.integrations.spark_ml.torch_training import Batch
+    from horovod_runner.integrations.training.torch_loop import Batch
 
 __all__ = ["EstimatorParams", "TorchEstimator", "TorchModel"]
 
 
-@with_accessors
+_ESTIMATOR: Final = {
+    "input_shapes": "the shape of each input, with -1 for the rows",
+    "loss_constructors": "functions that make the losses, on each rank",
+    "train_minibatch_fn": "trains with one batch, in place of forward, backward and step",
+}
+_MODEL: Final = {
+    "optimizer": "the optimizer, with its state after the training",
+    "input_shapes": "the shape of each input, with -1 for the rows",
+    "loss": "the loss, or a list with one for each output",
+    "loss_constructors": "functions that make the losses",
+}
+
+
+@with_params(_ESTIMATOR)
 class TorchEstimator(HorovodEstimator):
     """Trains a torch module on a DataFrame, as ``horovod.spark.torch.TorchEstimator``.
 
@@ -46,13 +54,7 @@ class TorchEstimator(HorovodEstimator):
     """
 
     prefix = "pytorch"
-    library = "horovod.torch"
-
-    input_shapes = declare("input_shapes", "the shape of each input, with -1 for the rows")
-    loss_constructors = declare("loss_constructors", "functions that make the losses, on each rank")
-    train_minibatch_fn = declare(
-        "train_minibatch_fn", "trains with one batch, in place of forward, backward and step"
-    )
+    _own_defaults = dict.fromkeys(_ESTIMATOR)
 
     def __init__(self, **params: Any) -> None:
         if "loss" in params and "loss_constructors" in params:
@@ -61,31 +63,51 @@ class TorchEstimator(HorovodEstimator):
             raise ValueError("backward_passes_per_step must be 1 or more")
         super().__init__(**params)
 
-    def _defaults(self) -> dict[str, Any]:
-        names = ("input_shapes", "loss_constructors", "train_minibatch_fn")
-        return dict.fromkeys(names)
+    def _needs(self) -> Sequence[str]:
+        return ("optimizer",) if self.getLossConstructors() is not None else ("optimizer", "loss")
 
-    def _estimator(self, training: Training) -> Any:
-        return torch_estimator(training)
+    def _training(self, logs: str | None, **arguments: Any) -> Training:
+        constructors = self.getLossConstructors()
+        if constructors is not None:
+            several = constructors if isinstance(constructors, list | tuple) else [constructors]
+            arguments["loss"] = [make(model=self.getModel()) for make in several]
+        labels, function = self.getLabelCols(), self.getTrainMinibatchFn()
+        # Horovod's default: the mean of the losses.
+        arguments.setdefault("loss_weights", [1 / len(labels)] * len(labels))
+        # In order, whatever the names of the model's parameters are.
+        inputs = in_order(self.getFeatureCols())
+        arrange = Arrange.of_training(
+            inputs,
+            labels,
+            self.getSampleWeightCol(),
+            input_shapes=self.getInputShapes() or (),
+            label_shapes=self.getLabelShapes() or (),
+            dtypes="float32",
+            row=self.getTransformationFn(),
+        )
+        return TorchTraining(
+            **{**arguments, "metrics": metrics_of(self.getMetrics(), labels)},
+            features=inputs,
+            options={"transform": arrange},
+            minibatch=None if function is None else Minibatch(function),
+            returns_optimizer=True,
+        )
 
     def _create_model(
-        self, fitted: TrainedModel, run_id: str, metadata: Mapping[str, Any], training: Training
+        self,
+        network: Any,
+        trained: Trained,
+        run_id: str,
+        metadata: Mapping[str, Any],
+        epochs_before: int,
     ) -> Any:
-        module = fitted.getOrDefault("model")
-        history = as_history(fitted.history, training.epochs_before)
-        optimizer = self._trained_optimizer(module, training)
-        kwargs = self._get_model_kwargs(module, history, optimizer, run_id, metadata)
-        model = self.get_model_class()(**kwargs)
-        model.run = fitted.run
-        return model
+        from horovod_runner.integrations.training.torch_loop import make_optimizer
 
-    def _trained_optimizer(self, module: torch.nn.Module, training: Training) -> Any:
-        from horovod_runner.integrations.spark_ml.torch_training import make_optimizer
-
-        optimizer = make_optimizer(module, copy.deepcopy(self.getOrDefault("optimizer")), None)
-        if training.optimizer is not None:
-            optimizer.load_state_dict(training.optimizer)
-        return optimizer
+        optimizer = make_optimizer(network, copy.deepcopy(self.getOrDefault("optimizer")), None)
+        optimizer.load_state_dict(trained.optimizer)
+        history = as_history(trained.history, epochs_before)
+        kwargs = self._get_model_kwargs(network, history, optimizer, run_id, metadata)
+        return self.get_model_class()(**kwargs)
 
     def get_model_class(self) -> type[Any]:
         """The class of the model that ``fit`` returns."""
@@ -107,47 +129,6 @@ class TorchEstimator(HorovodEstimator):
             "loss": self.getLoss(),
             "loss_constructors": self.getLossConstructors(),
         }
-
-
-class _Estimator(Launched, ml.TorchEstimator):
-    """The estimator of `ml` that trains as Horovod's does."""
-
-    def _plan(self) -> TrainingPlan:
-        theirs = self.training.estimator
-        function = theirs.getTrainMinibatchFn()
-        return replace(
-            super()._plan(),
-            metrics=metrics_of(theirs.getMetrics(), theirs.getLabelCols()),
-            minibatch=None if function is None else Minibatch(function),
-            returns_optimizer=True,
-        )
-
-    def _trained_model(self, trained: Any) -> Any:
-        self.training.optimizer = trained.optimizer
-        return super()._trained_model(trained)
-
-
-def torch_estimator(training: Training) -> _Estimator:
-    """The estimator of `ml` for one of Horovod's with a torch module."""
-    theirs = training.estimator
-    given = theirs._common(training)
-    constructors = theirs.getLossConstructors()
-    if constructors is not None:
-        several = constructors if isinstance(constructors, list | tuple) else [constructors]
-        given["loss"] = [make(model=theirs.getModel()) for make in several]
-    labels = theirs.getLabelCols()
-    # Horovod's default: the mean of the losses.
-    given.setdefault("loss_weights", [1 / len(labels)] * len(labels))
-    estimator = _Estimator(**given)
-    estimator.training = training
-    estimator.arrange = arrange(
-        theirs,
-        estimator.inputs,
-        input_shapes=theirs.getInputShapes() or (),
-        label_shapes=theirs.getLabelShapes() or (),
-        dtypes="float32",
-    )
-    return estimator
 
 
 def metrics_of(groups: Sequence[Any], labels: Sequence[str]) -> dict[str, Metric]:
@@ -206,16 +187,16 @@ class Minibatch:
     function: Callable[..., Any]
 
     def __call__(
-        self, plan: TrainingPlan, model: Any, optimizer: Any, batch: Batch, step: int
+        self, training: TorchTraining, model: Any, optimizer: Any, batch: Batch, step: int
     ) -> tuple[list[Any], Any]:
         """Train with a batch; returns the model's outputs and the loss."""
-        from horovod_runner.integrations.spark_ml.torch_training import as_list, total_loss
+        from horovod_runner.integrations.training.torch_loop import as_list, total_loss
 
         def transform_outputs(outputs: Any, labels: Any) -> tuple[list[Any], Any]:
             return as_list(outputs), labels  # the loss gives labels their shapes
 
         def loss_fn(outputs: Any, labels: Any, sample_weights: Any) -> Any:
-            return total_loss(plan, as_list(outputs), labels, sample_weights) * batch.share
+            return total_loss(training, as_list(outputs), labels, sample_weights) * batch.share
 
         given = [
             model,
@@ -225,7 +206,7 @@ class Minibatch:
             list(batch.inputs.values()),
             batch.labels,
             batch.weight,
-            plan.backward_passes,
+            training.backward_passes_per_step,
             step,
         ]
         takes = len(inspect.signature(self.function).parameters)
@@ -233,7 +214,7 @@ class Minibatch:
         return as_list(outputs), loss.detach() / max(batch.share, 1e-12)
 
 
-@with_accessors
+@with_params(_MODEL)
 class TorchModel(HorovodModel):
     """A trained torch module, as ``horovod.spark.torch.TorchModel``; ``getModel()`` returns it.
 
@@ -241,15 +222,8 @@ class TorchModel(HorovodModel):
         params: the Params, by name: see ``explainParams()``.
     """
 
-    _files = ("model",)
-
-    optimizer = declare("optimizer", "the optimizer, with its state after the training")
-    input_shapes = declare("input_shapes", "the shape of each input, with -1 for the rows")
-    loss = declare("loss", "the loss, or a list with one for each output")
-    loss_constructors = declare("loss_constructors", "functions that make the losses")
-
-    def _defaults(self) -> dict[str, Any]:
-        return dict.fromkeys(("optimizer", "input_shapes", "loss", "loss_constructors"))
+    _read_model = staticmethod(read_module)
+    _own_defaults = dict.fromkeys(_MODEL)
 
     def _kind(self) -> ModelKind:
         return NamesKind(TorchKind("module"))
@@ -257,9 +231,3 @@ class TorchModel(HorovodModel):
     def _arrange(self, columns: Mapping[str, str]) -> Arrange:
         shapes = dict(zip(columns, self.getInputShapes() or (), strict=False))
         return Arrange(columns, shapes, dict.fromkeys(columns, "float32"))
-
-    def _write_file(self, name: str, path: Path) -> None:
-        self._kind().write(self.getOrDefault(name), path, ())
-
-    def _read_file(self, name: str, path: Path) -> Any:
-        return torch.load(path, map_location="cpu", weights_only=False)

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from horovod_runner.common.options import DataConfig
-from horovod_runner.common.spark_session import is_on_this_machine, quoted
+from horovod_runner.common.spark_session import quoted
 from horovod_runner.data.read import staging
 from horovod_runner.data.sources import Staged
 from horovod_runner.host.scratch import RunFolder
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-    from horovod_runner.integrations.spark_ml.estimator import HorovodEstimator
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,38 +87,25 @@ def split(
     return train, valid
 
 
-def rows_of_trials(
-    dataset: DataFrame, estimators: Sequence[HorovodEstimator]
-) -> TrainingRows | None:
-    """The rows of several fits, packed once; None if they differ, or no folder is shared.
+def pack_once(
+    rows: TrainingRows, columns: Iterable[str], folder: Path | None, limit: int | None
+) -> TrainingRows:
+    """The same rows, packed for several fits; they are removed once nothing refers to them.
 
-    They are removed once nothing refers to them.
+    Args:
+        rows: the rows.
+        columns: those that any of the fits reads.
+        folder: where the packed rows go; None for this machine's scratch folder.
+        limit: bytes that they may take; None for no limit.
     """
-    if not estimators:
-        return None
-    splits = {
-        (estimator.value_of("validation"), estimator.getOrDefault("random_seed"))
-        for estimator in estimators
-    }
-    config: DataConfig = estimators[0].runner_arguments().get("data_config", DataConfig())
-    is_local = all(estimator.getOrDefault("np") < 0 for estimator in estimators)
-    if len(splits) > 1 or (
-        config.shared_dir is None and not is_local and not is_on_this_machine(dataset.sparkSession)
-    ):
-        return None
-    rows = estimators[0].rows(dataset)
-    columns = {name for estimator in estimators for name in estimator.read_columns()}
-    parent = None if config.shared_dir is None else Path(config.shared_dir)
     stack = ExitStack()
-    folder = stack.enter_context(
-        RunFolder(f"trials-{uuid4().hex[:8]}", parent, limit=config.disk_limit)
-    )
+    trials = stack.enter_context(RunFolder(f"trials-{uuid4().hex[:8]}", folder, limit=limit))
     with ExitStack() as failed:
         failed.callback(stack.close)
         packed = {}
         for name, dataframe in rows.datasets(columns).items():
-            (folder.path / name).mkdir()
-            packed[name] = Staged(staging.stage(dataframe, folder.path / name))
+            (trials.path / name).mkdir()
+            packed[name] = Staged(staging.stage(dataframe, trials.path / name))
         failed.pop_all()
     shared = TrainingRows(rows.train, rows.valid, packed)
     weakref.finalize(shared, stack.close)

@@ -1,4 +1,4 @@
-"""The function that the ranks of a TorchEstimator run: a training loop of PyTorch."""
+"""The training loop of PyTorch on one rank."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ import torch
 from horovod_runner.data.feed.feed import Feed
 from horovod_runner.data.scoring.models.torch import caller
 from horovod_runner.data.shard import Shard
-from horovod_runner.integrations.spark_ml.plan import Trained, TrainingPlan
+from horovod_runner.integrations.training.torch import TorchTraining
+from horovod_runner.integrations.training.training import Trained
 from horovod_runner.worker.api import check_weights, load_checkpoint, report, save_checkpoint
 
 _CLASS_LOSSES = ("CrossEntropyLoss", "NLLLoss", "MultiMarginLoss", "cross_entropy", "nll_loss")
@@ -40,53 +41,37 @@ class Batch:
     share: float
 
 
-def train(
-    *,
-    plan: TrainingPlan,
-    model: torch.nn.Module,
-    optimizer: Any,
-    train: Shard,
-    valid: Shard | None = None,
-) -> Trained | None:
-    """Train a module on this rank.
-
-    Args:
-        plan: how.
-        model: the module; the optimizer holds its parameters, or is a function of them.
-        optimizer: an optimizer, or a function from parameters to an optimizer.
-        train: the rows to train with.
-        valid: the rows to validate with.
-
-    Returns:
-        The trained weights, on rank 0; None on other ranks.
-    """
+def train(training: TorchTraining, train: Shard, valid: Shard | None) -> Trained | None:
+    """Train a module on this rank; see Training.train."""
+    model = training.model
     hvd.init()
     device = torch.device("cuda", torch.cuda.current_device()) if _has_gpu() else "cpu"
     if _has_gpu():
-        torch.cuda.manual_seed(plan.seed)
-    torch.manual_seed(plan.seed + hvd.rank())  # ranks drop out different units
+        torch.cuda.manual_seed(training.random_seed)
+    torch.manual_seed(training.random_seed + hvd.rank())  # ranks drop out different units
     model.to(device)
-    made = make_optimizer(model, optimizer, plan.learning_rate)
-    if plan.scales_learning_rate:
+    made = make_optimizer(model, training.optimizer, training.learning_rate)
+    if training.scales_learning_rate:
         _scale(made.param_groups, hvd.size())
-    distributed = _distributed(model, made, plan)
+    distributed = _distributed(model, made, training)
     history: dict[str, list[float]] = {}
-    done = _resume(plan, model, distributed, history)
+    done = _resume(training, model, distributed, history)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(distributed, root_rank=0)
-    batches = train.to_torch(**plan.feed(shuffle=plan.shuffle, batch_size=plan.batch_size))
-    checks = None
+    batches = train.to_torch(**training.feed(is_training=True))
+    checks, val_steps = None, training.validation_steps_per_epoch
     if valid is not None:
-        checks = valid.to_torch(**plan.feed(shuffle=False, batch_size=plan.val_batch_size))
-    steps = len(batches) if plan.steps is None else min(plan.steps, len(batches))
+        checks = valid.to_torch(**training.feed(is_training=False))
+    wanted = training.train_steps_per_epoch
+    steps = len(batches) if wanted is None else min(wanted, len(batches))
     batches.skip(done * len(batches))
-    for epoch in range(done, plan.epochs):
+    for epoch in range(done, training.epochs):
         model.train()
         sums = _epoch(
-            plan,
+            training,
             model,
             distributed,
-            islice(_batches(plan, batches), steps),
+            islice(_batches(training, batches), steps),
             epoch=epoch,
             steps=steps,
         )
@@ -94,17 +79,17 @@ def train(
         if checks is not None:
             model.eval()
             with torch.no_grad():
-                sums = _measure(plan, model, islice(_batches(plan, checks), plan.val_steps))
+                sums = _measure(training, model, islice(_batches(training, checks), val_steps))
             numbers.update({f"val_{name}": value for name, value in _means(sums).items()})
         for name, value in numbers.items():
             history.setdefault(name, []).append(value)
-        _end_epoch(plan, model, distributed, history, numbers, epoch=epoch, steps=steps)
+        _end_epoch(training, model, distributed, history, numbers, epoch=epoch, steps=steps)
     if hvd.rank():
         return None
     state = None
-    if plan.returns_optimizer:
+    if training.returns_optimizer:
         state = distributed.state_dict()
-        if plan.scales_learning_rate:
+        if training.scales_learning_rate:
             _scale(state["param_groups"], 1 / hvd.size())
     return Trained(weights_of(model), history, state)
 
@@ -158,12 +143,12 @@ def make_optimizer(model: torch.nn.Module, optimizer: Any, learning_rate: float 
     return made
 
 
-def _distributed(model: torch.nn.Module, optimizer: Any, plan: TrainingPlan) -> Any:
+def _distributed(model: torch.nn.Module, optimizer: Any, training: TorchTraining) -> Any:
     distributed = hvd.DistributedOptimizer(
         optimizer,
         named_parameters=model.named_parameters(),
-        compression=plan.compression_of(hvd),
-        backward_passes_per_step=plan.backward_passes,
+        compression=training.compression_of(hvd),
+        backward_passes_per_step=training.backward_passes_per_step,
     )
     # Horovod makes a new optimizer of the groups alone: momentum that there is would be lost.
     distributed.load_state_dict(optimizer.state_dict())
@@ -171,7 +156,7 @@ def _distributed(model: torch.nn.Module, optimizer: Any, plan: TrainingPlan) -> 
 
 
 def _resume(
-    plan: TrainingPlan, model: torch.nn.Module, optimizer: Any, history: dict[str, list[float]]
+    training: TorchTraining, model: torch.nn.Module, optimizer: Any, history: dict[str, list[float]]
 ) -> int:
     """Load the checkpoint to resume from; returns the number of epochs that are done."""
     loaded = load_checkpoint()
@@ -179,13 +164,13 @@ def _resume(
         return 0
     model.load_state_dict(loaded.state["model"])
     optimizer.load_state_dict(loaded.state["optimizer"])
-    if plan.scales_learning_rate:  # the checkpoint may come from another number of ranks
+    if training.scales_learning_rate:  # the checkpoint may come from another number of ranks
         _scale(optimizer.param_groups, hvd.size() / loaded.state["ranks"])
     history.update(loaded.state["history"])
     return int(loaded.state["epoch"])
 
 
-def _batches(plan: TrainingPlan, feed: Feed[Any]) -> Iterator[Batch]:
+def _batches(training: TorchTraining, feed: Feed[Any]) -> Iterator[Batch]:
     """The batches of the next epoch, without rows that only pad the last ones."""
     real = torch.tensor([feed.real_rows(step) for step in range(len(feed))], dtype=torch.float64)
     if hvd.size() > 1:
@@ -194,15 +179,12 @@ def _batches(plan: TrainingPlan, feed: Feed[Any]) -> Iterator[Batch]:
         rows = feed.real_rows(step)
         share = rows * hvd.size() / float(real[step])
         # A rank without rows takes part with a row that counts nothing.
-        values = [part[: max(1, rows)] for part in parts]
-        inputs = dict(zip(plan.features, values, strict=False))
-        behind = values[len(inputs) :]
-        weight = behind.pop() if plan.weight is not None else None
-        yield Batch(inputs, behind, weight, share)
+        inputs, labels, weight = training.split_parts([part[: max(1, rows)] for part in parts])
+        yield Batch(inputs, labels, weight, share)
 
 
 def _epoch(
-    plan: TrainingPlan,
+    training: TorchTraining,
     model: torch.nn.Module,
     optimizer: Any,
     batches: Iterator[Batch],
@@ -214,39 +196,41 @@ def _epoch(
     call = caller(model)
     sums: dict[str, torch.Tensor] = {}
     for step, batch in enumerate(batches):
-        if plan.minibatch is not None:
-            outputs, loss = plan.minibatch(plan, model, optimizer, batch, step)
+        if training.minibatch is not None:
+            outputs, loss = training.minibatch(training, model, optimizer, batch, step)
         else:
-            if step % plan.backward_passes == 0:
+            if step % training.backward_passes_per_step == 0:
                 optimizer.zero_grad()
             outputs = as_list(call(batch.inputs))
-            loss = total_loss(plan, outputs, batch.labels, batch.weight)
+            loss = total_loss(training, outputs, batch.labels, batch.weight)
             (loss * batch.share).backward()
-            if (step + 1) % plan.backward_passes == 0 or step + 1 == steps:
+            if (step + 1) % training.backward_passes_per_step == 0 or step + 1 == steps:
                 optimizer.step()
-        _add(sums, plan, outputs, batch, loss)
-        if plan.verbose and step % 10 == 9:
+        _add(sums, training, outputs, batch, loss)
+        if training.verbose and step % 10 == 9:
             done = epoch * steps + step + 1
-            report(step=done, epoch=epoch + 1, total_steps=plan.epochs * steps, loss=loss.detach())
+            report(
+                step=done, epoch=epoch + 1, total_steps=training.epochs * steps, loss=loss.detach()
+            )
     return sums
 
 
 def _measure(
-    plan: TrainingPlan, model: torch.nn.Module, batches: Iterator[Batch]
+    training: TorchTraining, model: torch.nn.Module, batches: Iterator[Batch]
 ) -> dict[str, torch.Tensor]:
     """Compute loss and metrics of some batches; returns their sums over rows."""
     call = caller(model)
     sums: dict[str, torch.Tensor] = {}
     for batch in batches:
         outputs = as_list(call(batch.inputs))
-        loss = total_loss(plan, outputs, batch.labels, batch.weight)
-        _add(sums, plan, outputs, batch, loss)
+        loss = total_loss(training, outputs, batch.labels, batch.weight)
+        _add(sums, training, outputs, batch, loss)
     return sums
 
 
 def _add(
     sums: dict[str, torch.Tensor],
-    plan: TrainingPlan,
+    training: TorchTraining,
     outputs: Sequence[torch.Tensor],
     batch: Batch,
     loss: torch.Tensor,
@@ -254,9 +238,9 @@ def _add(
     rows = len(batch.labels[0]) if batch.share else 0
     values: dict[str, Any] = {"loss": loss.detach()}
     with torch.no_grad():
-        for name, metric in plan.metrics.items():
+        for name, metric in training.named_metrics.items():
             output = outputs[metric.label]
-            label = fitted_label(_loss_of(plan, metric.label), output, batch.labels[metric.label])
+            label = fitted_label(training.loss_of(metric.label), output, batch.labels[metric.label])
             values[name] = metric.function(output, label)
     for name, value in {**values, "": 1.0}.items():
         added = torch.as_tensor(value).detach().double().cpu() * rows
@@ -275,7 +259,7 @@ def _means(sums: dict[str, torch.Tensor]) -> dict[str, float]:
 
 
 def _end_epoch(
-    plan: TrainingPlan,
+    training: TorchTraining,
     model: torch.nn.Module,
     optimizer: Any,
     history: dict[str, list[float]],
@@ -286,8 +270,8 @@ def _end_epoch(
 ) -> None:
     check_weights(model, epoch + 1)
     done = (epoch + 1) * steps
-    report(step=done, epoch=epoch + 1, total_steps=plan.epochs * steps, **numbers)
-    if plan.saves:
+    report(step=done, epoch=epoch + 1, total_steps=training.epochs * steps, **numbers)
+    if training.saves:
         state = {
             "model": model.state_dict(),
             "optimizer": optimizer.state_dict(),
@@ -296,7 +280,7 @@ def _end_epoch(
             "ranks": hvd.size(),
         }
         save_checkpoint(state, done, {**numbers, "epoch": epoch + 1})
-    for callback in plan.callbacks:
+    for callback in training.callbacks:
         callback.on_epoch_end(epoch, dict(numbers))
 
 
@@ -308,7 +292,7 @@ def as_list(outputs: Any) -> list[torch.Tensor]:
 
 
 def total_loss(
-    plan: TrainingPlan,
+    training: TorchTraining,
     outputs: Sequence[torch.Tensor],
     labels: Sequence[torch.Tensor],
     weight: torch.Tensor | None,
@@ -318,25 +302,13 @@ def total_loss(
     Raises:
         ValueError: the model has another number of outputs than there are labels.
     """
-    if len(outputs) != len(labels):
-        raise ValueError(
-            f"the model returns {len(outputs)} outputs for {len(labels)} labels: label_cols must "
-            "name one label for each output"
-        )
-    scales = plan.loss_weights or [1.0] * len(outputs)
+    training.check_outputs(len(outputs))
+    scales = training.loss_weights or [1.0] * len(outputs)
     parts = []
     for number, (scale, output, label) in enumerate(zip(scales, outputs, labels, strict=True)):
-        loss = _loss_of(plan, number)
+        loss = training.loss_of(number)
         parts.append(scale * _loss(loss, output, fitted_label(loss, output, label), weight))
     return torch.stack(parts).sum()
-
-
-def _loss_of(plan: TrainingPlan, label: int) -> Callable[..., Any]:
-    """The loss of an output, by its number."""
-    loss: Callable[..., Any] = plan.loss
-    if isinstance(plan.loss, list | tuple):
-        loss = plan.loss[label]
-    return loss
 
 
 def _loss(

@@ -1,76 +1,26 @@
-"""The function that the ranks of Horovod's Lightning estimator run.
-
-It is `ml`'s, with what code for Lightning 1 expects: hooks at the end of an epoch that Lightning 2
-has dropped, and checkpoints of Lightning's own callback.
-"""
+"""What code for Lightning 1 expects: hooks that Lightning 2 has dropped, a saver, and a logger."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
-from horovod_runner.data.shard import Shard
 from horovod_runner.host.scratch import temporary_folder
 from horovod_runner.integrations.horovod_spark.frameworks.logs import copy_to_store
 from horovod_runner.integrations.lightning import framework
-from horovod_runner.integrations.spark_ml import lightning_training
-from horovod_runner.integrations.spark_ml.plan import Trained, TrainingPlan
-from horovod_runner.integrations.spark_ml.torch_training import weights_of
+from horovod_runner.integrations.training.torch_loop import weights_of
 from horovod_runner.worker.api import current_rank
 
 _EPOCH_ENDS: Final = ("training_epoch_end", "validation_epoch_end")
 
 
-def train(
-    *,
-    plan: TrainingPlan,
-    model: Any,
-    trainer_options: dict[str, Any],
-    train: Shard,
-    valid: Shard | None = None,
-    logs: str | None = None,
-) -> Trained | None:
-    """Train a Lightning module on this rank; the arguments are those of `ml`'s function.
-
-    Args:
-        plan: how.
-        model: the module.
-        trainer_options: further arguments of ``Trainer``.
-        train: the rows to train with.
-        valid: the rows to validate with.
-        logs: the folder or URL for TensorBoard's logs; None keeps them nowhere.
-
-    Returns:
-        The weights on rank 0, of the best model if a ModelCheckpoint callback monitors one; None on
-        other ranks.
-    """
-    with _saving(plan.callbacks) as saver, _logger(logs) as logger:
-        options = {"logger": logger, **trainer_options}
-        if saver is not None:
-            options.setdefault("enable_checkpointing", True)
-        trained = lightning_training.train(
-            plan=replace(plan, callbacks=[*plan.callbacks, _OldHooks(plan.callbacks)]),
-            model=_with_old_hooks(model),
-            trainer_options=options,
-            train=train,
-            valid=valid,
-        )
-        path = "" if saver is None else str(saver.best_model_path)
-        if trained is None or not path:
-            return trained
-        state = torch.load(path, map_location="cpu", weights_only=False)["state_dict"]
-        model.load_state_dict(state)
-        return replace(trained, weights=weights_of(model))
-
-
 @contextmanager
-def _saving(callbacks: Sequence[Any]) -> Iterator[Any]:
+def saver_of(callbacks: Sequence[Any]) -> Iterator[Any]:
     """The user's ModelCheckpoint, writing into a temporary folder; None if there is none."""
     saver = next(
         (each for each in callbacks if isinstance(each, framework.callbacks.ModelCheckpoint)), None
@@ -82,7 +32,7 @@ def _saving(callbacks: Sequence[Any]) -> Iterator[Any]:
 
 
 @contextmanager
-def _logger(logs: str | None) -> Iterator[Any]:
+def logger(logs: str | None) -> Iterator[Any]:
     """A logger, which some callbacks require: TensorBoard's if rank 0 has a folder for it."""
     if logs is None or current_rank() or not find_spec("tensorboard"):
         yield framework.loggers.logger.DummyLogger()
@@ -92,8 +42,15 @@ def _logger(logs: str | None) -> Iterator[Any]:
         copy_to_store(Path(folder), logs)
 
 
-def _with_old_hooks(model: Any) -> Any:
-    """A module whose hooks of Lightning 1 are called by _OldHooks, and not refused by Lightning."""
+def weights_in(path: str, model: Any) -> bytes:
+    """The weights in a checkpoint of Lightning's callback, of a module."""
+    state = torch.load(path, map_location="cpu", weights_only=False)["state_dict"]
+    model.load_state_dict(state)
+    return weights_of(model)
+
+
+def with_old_hooks(model: Any) -> Any:
+    """A module whose hooks of Lightning 1 are called by OldHooks, and not refused by Lightning."""
     kind = type(model)
     old = [name for name in _EPOCH_ENDS if callable(getattr(kind, name, None))]
     if not old:
@@ -121,17 +78,18 @@ def _with_old_hooks(model: Any) -> Any:
     return model
 
 
-class _OldHooks(framework.Callback):  # type: ignore[misc]
+class OldHooks(framework.Callback):  # type: ignore[misc]
     """Calls the hooks of Lightning 1 that modules and callbacks of the user's still have."""
 
     def __init__(self, callbacks: Sequence[Any]) -> None:
         self._callbacks = callbacks
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """As in Lightning's Callback, like the method below."""
+        """As in Lightning's Callback."""
         self._end(trainer, pl_module, "training_epoch_end")
 
     def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """As in Lightning's Callback."""
         self._end(trainer, pl_module, "validation_epoch_end")
 
     def _end(self, trainer: Any, module: Any, name: str) -> None:

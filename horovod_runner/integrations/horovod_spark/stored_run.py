@@ -1,0 +1,142 @@
+"""One training of Horovod's estimators: its folders in a store, and the ranks that run it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from horovod_runner.checkpoints.archive import Archive
+from horovod_runner.checkpoints.checkpoint import Checkpoint, find_complete
+from horovod_runner.common.options import Options
+from horovod_runner.data.sources import parquet
+from horovod_runner.host.folders.folder import local_path
+from horovod_runner.host.folders.opening import open_folder
+from horovod_runner.integrations.horovod_spark import util
+from horovod_runner.integrations.horovod_spark.backend import SparkBackend
+from horovod_runner.integrations.horovod_spark.outside import OutsideFunction
+from horovod_runner.integrations.training.rows import TrainingRows
+from horovod_runner.integrations.training.training import Trained, Training, train
+
+if TYPE_CHECKING:
+    from horovod_runner.integrations.horovod_spark.store import Store
+    from horovod_runner.results.run import Run
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A training, by its id, and what the store has of it.
+
+    Attributes:
+        store: the estimator's; None without one.
+        run_id: the training's.
+        backend: where the training runs.
+        use_gpu: whether the ranks use GPUs.
+        env: environment variables for the ranks.
+        files_per_rank: how many files of rows there are for each rank of a user's backend.
+    """
+
+    store: Store | None
+    run_id: str
+    backend: Any
+    use_gpu: bool
+    env: Mapping[str, str]
+    files_per_rank: int
+
+    @property
+    def folder(self) -> str | None:
+        """The folder or URL of the checkpoints; None if they are not kept."""
+        return None if self.store is None else self.store.get_checkpoint_path(self.run_id)
+
+    @property
+    def logs(self) -> str | None:
+        """The folder or URL of the logs in the store; None if they are not kept."""
+        return None if self.store is None else self.store.get_logs_path(self.run_id)
+
+    def last_checkpoint(self) -> Checkpoint | None:
+        """The last checkpoint of earlier trainings with this id; None without one."""
+        if self.folder is None:
+            return None
+        folder = open_folder(self.folder)
+        complete = find_complete(folder)
+        return Checkpoint(folder, complete[0]) if complete else None
+
+    def train(
+        self, training: Training, rows: TrainingRows, *, number: Any, written: bool
+    ) -> tuple[Trained, Run | None]:
+        """Train on all ranks.
+
+        Args:
+            training: as ``Training.for_ranks`` returns it.
+            rows: to train and to validate with.
+            number: of the rows in the store; None for the store's own paths.
+            written: whether the store has the rows already.
+
+        Returns:
+            Rank 0's value, and the record of the run: None with a backend of the user's own.
+        """
+        local = None if self.folder is None else local_path(self.folder)
+        if local is not None:
+            os.makedirs(local, exist_ok=True)
+        datasets = rows.datasets(sorted(training.read_columns))
+        backend = self.backend
+        if not isinstance(backend, SparkBackend) or type(backend).run is not SparkBackend.run:
+            return self._train_outside(training, datasets, number=number, written=written), None
+        options = {} if self.use_gpu else {"gpus_per_rank": 0}
+        runner = backend.runner(
+            checkpoint_dir=self.folder,
+            resume=self.folder is not None,
+            env=dict(self.env),
+            sinks=(*backend.options.get("sinks", ()), *self._log_sinks()),
+            **options,
+        )
+        with backend.output():
+            return runner.run(train, training=training, **datasets), runner.last_run
+
+    def _log_sinks(self) -> list[Any]:
+        """Writes TensorBoard's logs where the store has them, if that can be done."""
+        if self.logs is None or local_path(self.logs) is None:
+            return []
+        from horovod_runner.sinks.tensorboard import TensorBoardSink
+
+        try:
+            return [TensorBoardSink(self.logs)]
+        except ImportError:
+            return []
+
+    def _train_outside(
+        self, training: Training, datasets: Mapping[str, Any], *, number: Any, written: bool
+    ) -> Trained:
+        """Train with a backend of the user's own, whose ranks read the rows from the store."""
+        store: Any = self.store
+        if store is None:
+            raise ValueError(
+                f"{type(self.backend).__name__} starts its ranks itself, and they read the rows "
+                "from a store: set store=Store.create(folder that all hosts see)"
+            )
+        parts = self.backend.num_processes() * self.files_per_rank
+        paths = {"train": store.get_train_data_path, "valid": store.get_val_data_path}
+        number = number if written else os.urandom(4).hex()
+        readers, removed = {}, ExitStack()
+        for name, dataset in datasets.items():
+            path = paths[name](number)
+            if not written:
+                removed.callback(_remove, store, path)
+                util.write_parquet(dataset, path, parts)
+            options = getattr(store, "storage_options", None)
+            readers[name] = parquet(path, storage_options=options or None).prepare(name, None)
+        run_options = Options(np=-1, checkpoint_dir=self.folder, resume=self.folder is not None)
+        with removed, Archive(os.urandom(4).hex(), run_options) as archive:
+            checkpoints = None if self.folder is None else archive.plan(1)
+            whole = OutsideFunction.of(training, readers, checkpoints, use_gpu=self.use_gpu)
+            values = self.backend.run(whole, args=(), kwargs={}, env=dict(self.env))
+        trained: Trained = values[0]
+        return trained
+
+
+def _remove(store: Any, path: str) -> None:
+    """Remove a folder of rows from a store; what cannot be removed stays."""
+    with suppress(Exception):  # every filesystem raises others
+        store.fs.rm(store.get_localized_path(path), recursive=True)

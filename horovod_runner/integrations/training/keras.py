@@ -1,0 +1,115 @@
+"""A training of a Keras 3 model, on its TensorFlow and torch backends.
+
+Keras is imported by the methods: a rank reads this file before its backend is chosen.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from horovod_runner.data.feed.options import Framework
+from horovod_runner.data.scoring.models.keras import KerasKind, input_names, read_model
+from horovod_runner.host.scratch import temporary_folder
+from horovod_runner.integrations.training.training import Trained, Training
+
+if TYPE_CHECKING:
+    from horovod_runner.data.shard import Shard
+
+
+@dataclass(frozen=True, kw_only=True)
+class KerasTraining(Training):
+    """A training of a Keras model.
+
+    Attributes:
+        model: the model; on its way to the ranks the content of a file of KerasKind.
+        optimizer: an optimizer or its name, None for the model's own; on the way its config.
+        loss: as for ``model.compile``; None for the model's own.
+        metrics: as for ``model.compile``.
+        custom_objects: classes and functions of the model, by the name that Keras saves.
+        backend: Keras's backend, on the way to the ranks.
+    """
+
+    framework: ClassVar[Framework] = "tensorflow"
+    library: ClassVar[str] = "horovod_runner.integrations.keras"
+
+    custom_objects: Mapping[str, Any] = field(default_factory=dict)
+    backend: str = ""
+
+    def check(self, first: Mapping[str, Any]) -> None:
+        """See Training, as for the methods below."""
+        import keras
+
+        model = self.model
+        if not isinstance(model, keras.Model):
+            raise TypeError(f"model must be a Keras model, not {type(model).__name__}")
+        inputs: Any = {
+            name: keras.KerasTensor((None, *first[name].shape[1:]), str(first[name].dtype))
+            for name in self.features
+        }
+        shapes = ", ".join(f"{name} {tensor.shape}" for name, tensor in inputs.items())
+        if len(inputs) == 1:
+            inputs = next(iter(inputs.values()))
+        elif set(inputs) != set(input_names(model)):
+            inputs = list(inputs.values())
+        try:
+            outputs = model.compute_output_spec(inputs)
+        except Exception as error:  # whatever Keras or the user's layers raise
+            raise ValueError(
+                f"model does not fit the columns: {type(error).__name__}: {error}, on a batch of "
+                f"{shapes}. Change feature_cols (or featuresCol) or dtypes, or the model"
+            ) from error
+        self.check_outputs(len(keras.tree.flatten(outputs)))
+
+    def for_ranks(self) -> Self:
+        """With model and optimizer in Keras's own formats."""
+        import keras
+
+        optimizer = self.optimizer or self.model.optimizer
+        if isinstance(optimizer, str):
+            optimizer = keras.optimizers.get(optimizer)
+        if not isinstance(optimizer, keras.optimizers.Optimizer):
+            raise TypeError(
+                f"optimizer must be an optimizer of Keras or its name, not {optimizer!r}"
+            )
+        with temporary_folder("keras") as folder:
+            path = Path(folder) / "model"
+            KerasKind.of(self.model, self.custom_objects).write(self.model, path, ())
+            data = path.read_bytes()
+        return replace(
+            self,
+            model=data,
+            optimizer=keras.saving.serialize_keras_object(optimizer),
+            loss=self.model.loss if self.loss is None else self.loss,
+            custom_objects={},
+            backend=keras.backend.backend(),
+        )
+
+    def read_model(self) -> Any:
+        """The untrained model, on a rank."""
+        with temporary_folder("keras") as folder:
+            path = Path(folder) / "model"
+            path.write_bytes(self.model)
+            return read_model(path)
+
+    def use_backend(self) -> None:
+        """Choose Keras's backend on a rank, before Keras is imported."""
+        os.environ.setdefault("KERAS_BACKEND", self.backend)
+
+    def train(self, train: Shard, valid: Shard | None) -> Trained | None:
+        """Run ``model.fit``."""
+        self.use_backend()
+        from horovod_runner.integrations.training import keras_loop
+
+        return keras_loop.train(self, train, valid)
+
+    def trained_model(self, trained: Trained) -> Any:
+        """A clone of the model."""
+        import keras
+
+        network = keras.models.clone_model(self.model)
+        network.set_weights(trained.weights)
+        return network

@@ -1,0 +1,123 @@
+"""``model.fit`` on Keras 3, on one rank."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from horovod_runner.data.scoring.models.keras import input_names
+from horovod_runner.data.shard import Shard
+from horovod_runner.integrations.training.keras import KerasTraining
+from horovod_runner.integrations.training.training import Trained
+
+
+def set_seed(seed: int) -> None:
+    """Seed what Keras draws from: Python's random numbers, NumPy's and those of its backend.
+
+    ``keras.utils.set_random_seed`` imports TensorFlow wherever it is installed (Keras 3.15,
+    utils/rng_utils.py), which costs a rank on torch 3 s of a core.
+    """
+    import keras
+
+    if keras.backend.backend() != "torch":
+        keras.utils.set_random_seed(seed)
+        return
+    import numpy as np
+    import torch
+
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def train(training: KerasTraining, train: Shard, valid: Shard | None) -> Trained | None:
+    """Train a Keras model on this rank; see Training.train."""
+    import keras
+
+    import horovod_runner.integrations.keras as hvd
+
+    hvd.init()
+    set_seed(training.random_seed + hvd.rank())  # ranks drop out different units
+    network = training.read_model()
+    optimizer = keras.saving.deserialize_keras_object(training.optimizer)
+    if training.learning_rate is not None:
+        optimizer.learning_rate = training.learning_rate
+    schedule = keras.optimizers.schedules.LearningRateSchedule
+    if training.scales_learning_rate and not isinstance(optimizer._learning_rate, schedule):
+        optimizer.learning_rate = float(optimizer.learning_rate) * hvd.size()
+    arguments: dict[str, Any] = {"compression": training.compression_of(hvd)}
+    if training.backward_passes_per_step > 1:
+        arguments["backward_passes_per_step"] = training.backward_passes_per_step
+    network.compile(
+        hvd.DistributedOptimizer(optimizer, **arguments),
+        loss=training.loss,
+        loss_weights=training.loss_weights,
+        metrics=training.metrics,
+        weighted_metrics=[],
+    )
+    names = input_names(network)
+    batches, steps = _batches(training, train, names, is_training=True)
+    checks, val_steps = (None, None)
+    if valid is not None:
+        checks, val_steps = _batches(training, valid, names, is_training=False)
+    history = network.fit(
+        batches,
+        epochs=training.epochs,
+        steps_per_epoch=steps,
+        validation_data=checks,
+        validation_steps=val_steps,
+        shuffle=False,
+        verbose=0,
+        callbacks=[
+            hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+            hvd.callbacks.MetricAverageCallback(),
+            *training.callbacks,
+            hvd.callbacks.ReportCallback(save_every=int(training.saves)),
+        ],
+    )
+    if hvd.rank():
+        return None
+    values = {name: [float(value) for value in values] for name, values in history.history.items()}
+    return Trained(network.get_weights(), values)
+
+
+def _batches(
+    training: KerasTraining, shard: Shard, names: Sequence[str], *, is_training: bool
+) -> tuple[Any, int]:
+    """The batches that Keras iterates over, and their number in an epoch."""
+    options = training.feed(is_training=is_training)
+    transform = options.pop("transform", None)
+    wanted = training.train_steps_per_epoch if is_training else training.validation_steps_per_epoch
+    if training.backend == "tensorflow" and transform is None:
+        dataset = shard.to_tf(**options, sample_weights=True)
+        count = len(dataset)
+        steps = min(wanted or count, count)
+        mapped = dataset.map(lambda *parts: _arranged(training, names, parts))
+        return (mapped.take(steps) if steps < count else mapped), steps
+    feed = shard.batches(**options, transform=transform, sample_weights=True)
+    steps = min(wanted or len(feed), len(feed))
+    return _forever(training, names, feed), steps
+
+
+def _forever(training: KerasTraining, names: Sequence[str], feed: Any) -> Iterator[Any]:
+    while True:
+        for batch in feed:
+            yield _arranged(training, names, list(batch.values()))
+
+
+def _arranged(
+    training: KerasTraining, names: Sequence[str], parts: Sequence[Any]
+) -> tuple[Any, ...]:
+    """The parts of a batch as Keras takes them: inputs, labels and weights."""
+    *parts, is_real = parts
+    inputs: Any
+    inputs, labels, weight = training.split_parts(parts)
+    weight = is_real if weight is None else weight * is_real
+    if len(inputs) == 1:
+        inputs = next(iter(inputs.values()))
+    elif set(inputs) != set(names):
+        inputs = tuple(inputs.values())
+    if len(labels) == 1:
+        return inputs, labels[0], weight
+    return inputs, tuple(labels), tuple(weight for _ in labels)

@@ -1,0 +1,108 @@
+"""A training of a torch module, with an optimizer and a loss."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from horovod_runner.data.scoring.models.torch import caller
+from horovod_runner.integrations.training.training import Metric, Trained, Training
+
+if TYPE_CHECKING:
+    from horovod_runner.data.shard import Shard
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchTraining(Training):
+    """A training of a torch module.
+
+    Attributes:
+        optimizer: an optimizer, or a function from the module's parameters to one. An optimizer
+            that holds the parameters of this module is pickled with it, and holds them afterwards.
+        loss: a function of (output, label), or a list with one for each output.
+        metrics: functions of (output, label), as a list or by name, or a Metric for each name.
+        minibatch: trains with a batch in place of our own step: a function of (training, model,
+            optimizer, batch, step) to the outputs and the loss; see torch_loop.py.
+        returns_optimizer: whether the state of the optimizer comes back with the weights.
+    """
+
+    minibatch: Callable[..., Any] | None = None
+    returns_optimizer: bool = False
+
+    @cached_property
+    def named_metrics(self) -> dict[str, Metric]:
+        """The metrics by name."""
+        given = self.metrics or {}
+        if not isinstance(given, Mapping):
+            given = {getattr(each, "__name__", type(each).__name__): each for each in given}
+        return {
+            name: each if isinstance(each, Metric) else Metric(each) for name, each in given.items()
+        }
+
+    def loss_of(self, output: int) -> Callable[..., Any]:
+        """The loss of an output, by its number."""
+        several = isinstance(self.loss, list | tuple)
+        loss: Callable[..., Any] = self.loss[output] if several else self.loss
+        return loss
+
+    def check(self, first: Mapping[str, Any]) -> None:
+        """See Training, as for the methods below."""
+        from horovod_runner.integrations.training.torch_loop import (
+            as_list,
+            make_optimizer,
+            total_loss,
+        )
+
+        model = copy.deepcopy(self.model).cpu().eval()
+        if not isinstance(model, torch.nn.Module):
+            raise TypeError(f"model must be a torch module, not {type(model).__name__}")
+        make_optimizer(*copy.deepcopy((model, self.optimizer)), self.learning_rate)
+        tensors = [torch.from_numpy(value.copy()) for value in first.values()]
+        inputs, labels, weight = self.split_parts(tensors)
+        shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in inputs.items())
+        with torch.no_grad():
+            try:
+                outputs = as_list(caller(model)(inputs))
+            except Exception as error:  # whatever the user's module raises
+                raise ValueError(
+                    f"model does not fit the columns: {type(error).__name__}: {error}, on a batch "
+                    f"of {shapes}. Change feature_cols (or featuresCol) or dtypes, or the model. "
+                    "A list inside feature_cols is one input of columns side by side: "
+                    "feature_cols=[['age', 'income']]"
+                ) from error
+            try:
+                total_loss(self, outputs, labels, weight)
+            except Exception as error:
+                given = ", ".join(
+                    f"{name} {value.dtype} {tuple(value.shape)}"
+                    for name, value in zip(self.labels, labels, strict=True)
+                )
+                returned = ", ".join(str(tuple(output.shape)) for output in outputs)
+                raise ValueError(
+                    f"loss does not fit the outputs {returned} and the labels {given}: "
+                    f"{type(error).__name__}: {str(error).rstrip('.')}. Change loss, label_cols "
+                    "(or labelCol) or the model; for classes the model needs an output for each"
+                ) from error
+
+    def train(self, train: Shard, valid: Shard | None) -> Trained | None:
+        """Run the loop of torch_loop.py."""
+        from horovod_runner.integrations.training import torch_loop
+
+        return torch_loop.train(self, train, valid)
+
+    def trained_model(self, trained: Trained) -> torch.nn.Module:
+        """A copy of the module on the CPU, in evaluation mode."""
+        return with_weights(self.model, trained)
+
+
+def with_weights(module: torch.nn.Module, trained: Trained) -> torch.nn.Module:
+    """A copy of a module on the CPU, with the trained weights, in evaluation mode."""
+    module = copy.deepcopy(module).cpu()
+    module.load_state_dict(torch.load(io.BytesIO(trained.weights), weights_only=True))
+    return module.eval()

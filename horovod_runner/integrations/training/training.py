@@ -1,0 +1,182 @@
+"""The plain description of a training, which travels to the ranks, and what they return."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from horovod_runner.data.feed.fields import flat_names
+from horovod_runner.data.feed.options import Framework
+
+if TYPE_CHECKING:
+    from horovod_runner.data.shard import Shard
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric of a torch model.
+
+    Attributes:
+        function: of (output, label), tensors of shape (rows, ...).
+        label: the number of the output and of the label that it takes.
+    """
+
+    function: Callable[..., Any]
+    label: int = 0
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What rank 0 returns.
+
+    Attributes:
+        weights: the state of the trained model.
+        history: the metrics of each epoch, by name.
+        optimizer: the state of the optimizer, if the training asks for it; the learning rate is not
+            scaled.
+    """
+
+    weights: Any
+    history: Mapping[str, Sequence[float]]
+    optimizer: Any = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training(ABC):
+    """What the ranks train, and how; each framework has a subclass.
+
+    Fields that are not listed here mean what the Params of the estimators mean that have the same
+    names.
+
+    Attributes:
+        features: the model's inputs, by name: a column, or columns side by side.
+        labels: the label columns.
+        weight: the column of the rows' weights; None without one.
+        options: of the feeds: images, dtypes, pad_ragged, transform.
+        saves: whether each epoch ends with a checkpoint.
+        scales_learning_rate: whether the learning rate is multiplied by the number of ranks.
+
+    Raises:
+        ValueError: batch_size, epochs or backward_passes_per_step is below 1.
+    """
+
+    framework: ClassVar[Framework] = "torch"
+    #: The module with Horovod's functions that the ranks use.
+    library: ClassVar[str] = "horovod.torch"
+
+    model: Any
+    features: Mapping[str, str | list[str]]
+    labels: Sequence[str]
+    weight: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    optimizer: Any = None
+    learning_rate: float | None = None
+    loss: Any = None
+    loss_weights: Sequence[float] | None = None
+    metrics: Any = None
+    batch_size: int = 32
+    val_batch_size: int | None = None
+    epochs: int = 1
+    train_steps_per_epoch: int | None = None
+    validation_steps_per_epoch: int | None = None
+    shuffle: bool = True
+    random_seed: int = 0
+    callbacks: Sequence[Any] = ()
+    gradient_compression: Any = None
+    backward_passes_per_step: int = 1
+    verbose: int = 1
+    saves: bool = False
+    scales_learning_rate: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "epochs", "backward_passes_per_step"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be 1 or more, not {getattr(self, name)}")
+
+    @property
+    def columns(self) -> dict[str, str | list[str]]:
+        """The parts of a batch: the features, the labels, and the weight where there is one."""
+        parts = {**self.features, **{f"label {name}": name for name in self.labels}}
+        return parts if self.weight is None else {**parts, "weight of the row": self.weight}
+
+    @property
+    def read_columns(self) -> set[str]:
+        """The columns that a training reads; a dotted name is a field of a struct."""
+        return set(flat_names(self.columns.values()))
+
+    def split_parts(self, parts: Sequence[Any]) -> tuple[dict[str, Any], list[Any], Any]:
+        """The parts of a batch as inputs by name, labels, and the weight or None."""
+        inputs = dict(zip(self.features, parts, strict=False))
+        labels = list(parts[len(inputs) :])
+        weight = labels.pop() if self.weight is not None else None
+        return inputs, labels, weight
+
+    def check_outputs(self, count: int) -> None:
+        """Check that a model returns one output for each label.
+
+        Raises:
+            ValueError: it does not.
+        """
+        if count != len(self.labels):
+            raise ValueError(
+                f"the model returns {count} outputs for {len(self.labels)} labels: label_cols must "
+                "name one label for each output"
+            )
+
+    def compression_of(self, horovod: Any) -> Any:
+        """The class that compresses gradients, of a module of Horovod's names."""
+        wanted = self.gradient_compression
+        if wanted is None or isinstance(wanted, str):
+            return getattr(horovod.Compression, wanted or "none")
+        return wanted
+
+    def feed(self, *, is_training: bool) -> dict[str, Any]:
+        """Arguments of ``Shard.to_torch`` and ``Shard.to_tf``."""
+        batch_size = self.batch_size if is_training else self.val_batch_size or self.batch_size
+        return {
+            "batch_size": batch_size,
+            "columns": self.columns,
+            "shuffle": is_training and self.shuffle,
+            "seed": self.random_seed,
+            **self.options,
+        }
+
+    @abstractmethod
+    def check(self, first: Mapping[str, Any]) -> None:
+        """Try the model on a few rows, in this process.
+
+        Args:
+            first: the parts of a batch, in the order of ``columns``.
+
+        Raises:
+            TypeError: model or optimizer is of another kind.
+            ValueError: the model does not fit the rows; names the Param to change.
+        """
+
+    def for_ranks(self) -> Self:
+        """The same training in a form that can be pickled."""
+        return self
+
+    @abstractmethod
+    def train(self, train: Shard, valid: Shard | None) -> Trained | None:
+        """Train on this rank; returns what was trained on rank 0, and None on other ranks."""
+
+    @abstractmethod
+    def trained_model(self, trained: Trained) -> Any:
+        """A new model, on the driver, with the trained weights."""
+
+
+def train(*, training: Training, train: Shard, valid: Shard | None = None) -> Trained | None:
+    """Train on this rank: the function that the ranks of an estimator run.
+
+    Args:
+        training: what, and how.
+        train: the rows to train with.
+        valid: the rows to validate with.
+
+    Returns:
+        What was trained, on rank 0; None on other ranks.
+    """
+    return training.train(train, valid)
