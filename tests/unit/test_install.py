@@ -351,7 +351,7 @@ def test_a_backend_that_does_not_compile_is_replaced_by_the_reason(
         f"echo 'a.cc:1: fatal error: \"c10d/Work.hpp\" is gone' >&2\nexit {compilers_exit}\n"
     )
     compiler.chmod(0o755)
-    attempt = source.OVERLAY / "cmake" / "attempt.py"
+    attempt = source.OVERLAY / "cmake" / "Modules" / "attempt.py"
     command = [sys.executable, str(attempt), str(compiler), "-c", "a.cc"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == exit_code

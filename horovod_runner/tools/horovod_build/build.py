@@ -19,7 +19,7 @@ from horovod_runner.tools.horovod_build.plan import BuildPlan, arch_flags
 
 _DISK_NEEDED = 2 << 30  # bytes; the unpacked source and the object files of both frameworks
 _MEMORY_PER_COMPILER = 2 << 30  # bytes; one translation unit with torch's headers
-# The lines of overlay/cmake/attempt.py begin with this. One of them is for people.
+# The lines of overlay/cmake/Modules/attempt.py begin with this. One of them is for people.
 _BACKEND = "torch.distributed's backend"
 
 

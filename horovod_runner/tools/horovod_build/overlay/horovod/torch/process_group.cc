@@ -10,7 +10,7 @@
 // Linux runs any other process for milliseconds.
 //
 // It is a module of its own, because another torch may have other headers of c10d. If they do not fit,
-// cmake/attempt.py makes a module that only says why.
+// cmake/Modules/attempt.py makes a module that only says why.
 
 #ifdef HOROVOD_RUNNER_MISSING
 
