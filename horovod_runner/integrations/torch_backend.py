@@ -5,8 +5,9 @@
 In a rank ``init_process_group()`` without a backend takes it too, for CPU tensors; GPU tensors stay
 with NCCL. ``HOROVOD_RUNNER_TORCH_BACKEND=gloo`` in the run's ``env`` leaves the choice to torch.
 
-The groups are written in C++ and compiled with Horovod (horovod_build/overlay/horovod/torch/
-process_group.cc). Where that library or MPI is missing, "hvd" is torch's gloo.
+The groups are written in C++ and compiled beside Horovod (horovod_build/overlay/horovod/torch/
+process_group.cc). In a run without MPI, "hvd" is torch's gloo. Where torch has changed so much that
+they did not compile, "hvd" raises an error, and the default is gloo.
 
 A program whose ranks were started by something else, such as mpirun, calls :func:`register` first.
 """
@@ -21,6 +22,7 @@ import zlib
 from datetime import timedelta
 from functools import cache, wraps
 from importlib import import_module
+from importlib.util import find_spec
 from inspect import signature
 from multiprocessing import parent_process
 from typing import Any, Final
@@ -31,6 +33,7 @@ from horovod_runner.worker.api import current_rank, log_to_driver
 NAME: Final = "hvd"
 VARIABLE: Final = "HOROVOD_RUNNER_TORCH_BACKEND"
 _GLOO: Final = "gloo"
+_LIBRARY: Final = "horovod.torch.process_group"
 # Where a launcher has told MPI about the ranks; Open MPI's and PMI's variables.
 _RANKS_OF_MPI: Final = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
 _LARGEST_TAG: Final = 32767  # that every MPI allows
@@ -114,11 +117,32 @@ def patch_accelerate(state: Any) -> None:
     state.PartialState._prepare_backend = prepare_backend
 
 
+def fault() -> str:
+    """What keeps the backend of this Horovod from loading, for a sentence about it.
+
+    Empty if it loads, and if Horovod was built without it, as it is without MPI.
+    """
+    if not _is_built():
+        return ""
+    try:
+        why = import_module(_LIBRARY).missing
+    except ImportError as error:
+        return f"it does not load ({error})"
+    return f"it did not compile ({why})" if why else ""
+
+
+def _is_built() -> bool:
+    return find_spec(_LIBRARY) is not None
+
+
 def _default_backend() -> str | None:
     """The backend for ``backend=None``; None leaves it to torch."""
     import torch
 
     if os.environ.get(VARIABLE, NAME) != NAME or _missing():
+        return None
+    if broken := fault():
+        _say_gloo(f"this Horovod lacks it: {broken}")
         return None
     if torch.cuda.is_available():
         return f"cpu:{NAME},cuda:nccl"
@@ -126,15 +150,15 @@ def _default_backend() -> str | None:
 
 
 def _missing() -> str:
-    """What keeps this process from using the backend, for an error; empty if nothing does."""
+    """Why "hvd" is gloo in this process, for a notice; empty if it is not."""
     controller = os.environ.get("HOROVOD_CONTROLLER")
     if controller == "gloo" or (not controller and not any(map(os.environ.get, _RANKS_OF_MPI))):
         return "the ranks do not use MPI"
     try:
-        from horovod.torch import mpi_lib_v2
+        import_module("horovod.torch")
     except ImportError as error:
         return f"horovod.torch does not import ({error})"
-    if not hasattr(mpi_lib_v2, "horovod_runner_process_group"):
+    if not _is_built():
         return "Horovod was built without MPI or by an older horovod_runner"
     return ""
 
@@ -144,17 +168,22 @@ def _make_group(c10d: Any, options: Any) -> Any:
     if missing:
         _say_gloo(missing)
         return _gloo_group(c10d, options)
-    from horovod.torch import mpi_lib_v2
+    if broken := fault():
+        import torch
 
-    own = mpi_lib_v2.horovod_runner_mpi_rank()
+        raise RuntimeError(
+            f'torch.distributed\'s backend "{NAME}" is missing in this Horovod: {broken}. Its C++ '
+            f"code may not fit torch {torch.__version__} yet. Use another backend, such as gloo, "
+            "or install a later horovod_runner and run: horovod-runner install --rebuild"
+        )
+    library = import_module(_LIBRARY)
+    own = library.mpi_rank()
     timeout = timedelta(seconds=_seconds(options.timeout))
     rank, size = options.group_rank, options.group_size
     ranks = _meet(options.store, rank=rank, size=size, timeout=timeout, own=own)
     tag = zlib.crc32(str(options.group_id).encode()) % _LARGEST_TAG
     _leave_at_exit(c10d)
-    return mpi_lib_v2.horovod_runner_process_group(
-        options.store, rank, ranks, timeout.total_seconds(), tag
-    )
+    return library.process_group(options.store, rank, ranks, timeout.total_seconds(), tag)
 
 
 @cache  # once, not for each group

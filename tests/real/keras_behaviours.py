@@ -5,20 +5,19 @@ from __future__ import annotations
 import json
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy
 
+import horovod_runner.keras as hvd  # imports nothing here
 from horovod_runner.integrations.training.keras_loop import set_seed
 
 ROWS, BATCH = 32, 8
 
 
 def _collective_callbacks() -> list[Any]:
-    import horovod_runner.keras as hvd
-
     return [
         hvd.callbacks.BroadcastGlobalVariablesCallback(0),
         hvd.callbacks.MetricAverageCallback(),
@@ -27,8 +26,6 @@ def _collective_callbacks() -> list[Any]:
 
 def _fit(optimizer: Any = None, rows: int = ROWS, callbacks: Any = None, **options: Any) -> Any:
     import keras
-
-    import horovod_runner.keras as hvd
 
     set_seed(hvd.rank())
     model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
@@ -46,8 +43,6 @@ def _fit(optimizer: Any = None, rows: int = ROWS, callbacks: Any = None, **optio
 
 
 def different_numbers_of_batches() -> None:
-    import horovod_runner.keras as hvd
-
     _fit(rows=ROWS + BATCH * hvd.rank())
 
 
@@ -57,14 +52,10 @@ def _generated(x: Any, y: Any) -> Iterator[Any]:
 
 
 def different_numbers_unknown_to_keras() -> None:
-    import horovod_runner.keras as hvd
-
     _fit(rows=ROWS + BATCH * hvd.rank(), batches=_generated)
 
 
 def different_numbers_with_the_average_first() -> None:
-    import horovod_runner.keras as hvd
-
     callbacks = _collective_callbacks()[::-1]
     _fit(rows=ROWS + BATCH * (1 - hvd.rank()), batches=_generated, callbacks=callbacks)
 
@@ -73,8 +64,6 @@ def different_numbers_of_a_pipeline() -> None:
     """Unequal numbers in a tf.data pipeline: TensorFlow notices the end inside a step."""
     import tensorflow as tf
 
-    import horovod_runner.keras as hvd
-
     def batches(x: Any, y: Any) -> Any:
         spec = tf.TensorSpec((None, 4)), tf.TensorSpec((None, 1))
         return tf.data.Dataset.from_generator(lambda: _generated(x, y), output_signature=spec)
@@ -82,10 +71,18 @@ def different_numbers_of_a_pipeline() -> None:
     _fit(rows=ROWS + BATCH * hvd.rank(), batches=batches)
 
 
-def one_rank_stops_early() -> None:
+def _adding(metrics: Callable[[int], dict[str, float]]) -> Any:
+    """A callback that adds this rank's metrics of each epoch."""
     import keras
 
-    import horovod_runner.keras as hvd
+    def add(epoch: int, logs: Any) -> None:
+        logs.update(metrics(epoch))
+
+    return keras.callbacks.LambdaCallback(on_epoch_end=add)
+
+
+def one_rank_stops_early() -> None:
+    import keras
 
     class StopOnRank0(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -95,35 +92,18 @@ def one_rank_stops_early() -> None:
 
 
 def metrics_of_one_rank() -> None:
-    import keras
-
-    import horovod_runner.keras as hvd
-
-    class AddMetric(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
-        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            if hvd.rank() == 1:
-                logs["extra"] = 1.0
-
-    _fit(callbacks=[AddMetric(), *_collective_callbacks()])
+    adding = _adding(lambda _: {"extra": 1.0} if hvd.rank() == 1 else {})
+    _fit(callbacks=[adding, *_collective_callbacks()])
 
 
 def different_metrics_on_each_rank() -> None:
-    import keras
-
-    import horovod_runner.keras as hvd
-
-    class AddMetric(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
-        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            logs["first" if hvd.rank() == 0 else "second"] = 1.0
-
-    _fit(callbacks=[AddMetric(), *_collective_callbacks()])
+    adding = _adding(lambda _: {"first" if hvd.rank() == 0 else "second": 1.0})
+    _fit(callbacks=[adding, *_collective_callbacks()])
 
 
 def saved_and_loaded() -> dict[str, Any]:
     """The optimizer in a saved file, and after load_model."""
     import keras
-
-    import horovod_runner.keras as hvd
 
     model, _ = _fit(keras.optimizers.Adam(0.01))
     plain = keras.models.clone_model(model)
@@ -163,8 +143,6 @@ def warm_up() -> dict[str, Any]:
     """The learning rate of every batch, and the momentum before and after it changes."""
     import keras
 
-    import horovod_runner.keras as hvd
-
     rates: list[float] = []
     momentums: list[float] = []
 
@@ -194,8 +172,6 @@ def warm_up() -> dict[str, Any]:
 def schedule() -> dict[str, Any]:
     import keras
 
-    import horovod_runner.keras as hvd
-
     steps = hvd.callbacks.LearningRateScheduleCallback(0.4, 0.5, start_epoch=1, end_epoch=3)
     _, history = _fit(keras.optimizers.SGD(0.4), epochs=4, callbacks=[steps])
     scheduled = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
@@ -207,32 +183,18 @@ def schedule() -> dict[str, Any]:
 
 
 def averaged() -> dict[str, Any]:
-    import keras
-
-    import horovod_runner.keras as hvd
-
-    class AddMetric(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
-        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            logs["extra"] = 10.0 * hvd.rank() + epoch
-
-    _, history = _fit(callbacks=[AddMetric(), *_collective_callbacks()])
+    adding = _adding(lambda epoch: {"extra": 10.0 * hvd.rank() + epoch})
+    _, history = _fit(callbacks=[adding, *_collective_callbacks()])
     return dict(history.history)
 
 
 def best_models() -> list[str]:
-    import keras
-
-    import horovod_runner.keras as hvd
-
-    class SetAccuracy(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
-        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            logs["accuracy"] = (0.5, 0.4, 0.7)[epoch]
-
+    accuracy = _adding(lambda epoch: {"accuracy": (0.5, 0.4, 0.7)[epoch]})
     with tempfile.TemporaryDirectory() as folder:
         best = hvd.callbacks.BestModelCheckpoint(
             "accuracy", filepath=f"{folder}/{{epoch}}-{{accuracy:.1f}}.keras"
         )
-        _fit(epochs=3, callbacks=[*_collective_callbacks(), SetAccuracy(), best])
+        _fit(epochs=3, callbacks=[*_collective_callbacks(), accuracy, best])
         return sorted(path.name for path in Path(folder).iterdir())
 
 
@@ -240,17 +202,13 @@ def decided_together() -> list[Any]:
     """The epochs and the learning rate of a fit in which the ranks have different metrics."""
     import keras
 
-    import horovod_runner.keras as hvd
-
-    class SetMetric(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
-        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            logs["metric"] = ([3.0, 2.0, 1.0, 0.0], [0.0, 0.5, 2.5, 4.5])[hvd.rank()][epoch]
-            if hvd.rank() == 0:
-                logs["alone"] = 1.0
+    def metrics(epoch: int) -> dict[str, float]:
+        metric = ([3.0, 2.0, 1.0, 0.0], [0.0, 0.5, 2.5, 4.5])[hvd.rank()][epoch]
+        return {"metric": metric, **({"alone": 1.0} if hvd.rank() == 0 else {})}
 
     callbacks = [
         hvd.callbacks.BroadcastGlobalVariablesCallback(0),
-        SetMetric(),
+        _adding(metrics),
         hvd.callbacks.ReduceLROnPlateau("metric", factor=0.5, patience=1, mode="min"),
         hvd.callbacks.EarlyStopping("metric", patience=2, mode="min"),
         hvd.callbacks.EarlyStopping("alone", patience=0, mode="min"),
@@ -261,8 +219,6 @@ def decided_together() -> list[Any]:
 
 def values() -> list[Any]:
     import keras
-
-    import horovod_runner.keras as hvd
 
     rank = hvd.rank()
     tensors = [
@@ -281,8 +237,6 @@ def dropout_differs() -> list[Any]:
     """The states of random generators differ between ranks; weights are equal."""
     import keras
 
-    import horovod_runner.keras as hvd
-
     set_seed(hvd.rank())
     layers = keras.layers
     model = keras.Sequential([layers.Input((4,)), layers.Dropout(0.5), layers.Dense(1)])
@@ -296,28 +250,15 @@ def dropout_differs() -> list[Any]:
     return [list(pair) for pair in zip(*hvd.allgather_object([state, weights]), strict=True)]
 
 
-class Momentum:
+class _Momentum:
     """Stands for an optimizer of torch, without its import, which takes seconds."""
 
     __module__ = "torch.optim"
-
-
-def unknown_to_keras() -> None:
-    import horovod_runner.keras as hvd
-
-    hvd.DistributedOptimizer(Momentum())
-
-
-def a_sum_with_predivide() -> None:
-    import horovod_runner.keras as hvd
-
-    hvd.DistributedOptimizer("sgd", op=hvd.Sum, gradient_predivide_factor=2.0)
+    __qualname__ = "Momentum"
 
 
 def passes_of_a_built_optimizer() -> None:
     import keras
-
-    import horovod_runner.keras as hvd
 
     optimizer = keras.optimizers.SGD(0.1)
     optimizer.build([keras.Variable(numpy.zeros(3))])
@@ -335,68 +276,41 @@ def an_unknown_keras() -> None:
     _fit(NewKerasOptimizer(0.1))
 
 
-def state_of_an_unbuilt_model() -> None:
+def _state_of(*inputs: tuple[int, ...]) -> None:
+    """Make a state of a model without an optimizer, which has weights if its input is known."""
     import keras
 
-    import horovod_runner.keras as hvd
-
-    hvd.elastic.KerasState(keras.Sequential([keras.layers.Dense(1)]))
-
-
-def state_without_an_optimizer() -> None:
-    import keras
-
-    import horovod_runner.keras as hvd
-
-    hvd.elastic.KerasState(keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]))
-
-
-def global_variables() -> None:
-    import horovod_runner.keras as hvd
-
-    hvd.broadcast_global_variables(0)
+    layers = [*map(keras.Input, inputs), keras.layers.Dense(1)]
+    hvd.elastic.KerasState(keras.Sequential(layers))
 
 
 def best_of_unknown_metric() -> None:
-    import horovod_runner.keras as hvd
-
     if hvd.rank() == 0:
         hvd.callbacks.BestModelCheckpoint("val_acc").on_epoch_end(0, {"loss": 1.0})
 
 
-BEHAVIOURS: tuple[Callable[[], Any], ...] = (
-    different_numbers_of_batches,
-    different_numbers_unknown_to_keras,
-    different_numbers_with_the_average_first,
-    one_rank_stops_early,
-    metrics_of_one_rank,
-    different_metrics_on_each_rank,
-    different_numbers_of_a_pipeline,
-    saved_and_loaded,
-    warm_up,
-    schedule,
-    averaged,
-    best_models,
-    decided_together,
-    values,
-    dropout_differs,
-    unknown_to_keras,
-    a_sum_with_predivide,
-    passes_of_a_built_optimizer,
-    an_unknown_keras,
-    global_variables,
-    state_of_an_unbuilt_model,
-    state_without_an_optimizer,
-    best_of_unknown_metric,
-)
+def _is_behaviour(each: Any) -> bool:
+    return getattr(each, "__module__", "") == __name__ and not each.__name__.startswith("_")
 
 
-def behave(functions: Sequence[Callable[[], Any]]) -> dict[str, Any]:
+BEHAVIOURS: dict[str, Callable[[], Any]] = {
+    **{name: each for name, each in globals().items() if _is_behaviour(each)},
+    "unknown_to_keras": lambda: hvd.DistributedOptimizer(_Momentum()),
+    "a_sum_with_predivide": lambda: hvd.DistributedOptimizer(
+        "sgd", op=hvd.Sum, gradient_predivide_factor=2.0
+    ),
+    "global_variables": lambda: hvd.broadcast_global_variables(0),
+    "state_of_an_unbuilt_model": _state_of,
+    "state_without_an_optimizer": lambda: _state_of((2,)),
+}
+
+
+def behave(functions: dict[str, Callable[[], Any]]) -> dict[str, Any]:
     """Return the result of every function, or its exception as text."""
     results: dict[str, Any] = {}
-    for function in functions:
+    for name, function in functions.items():
         try:
-            results[function.__name__] = function()
+            results[name] = function()
         except Exception as error:
-            results[function.__name__] = f"{type(error).__name__}: {error}"
+            results[name] = f"{type(error).__name__}: {error}"
     return results

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy
 
+import horovod_runner.keras as hvd  # imports nothing here
+
 
 @contextmanager
 def translated() -> Iterator[list[str]]:
@@ -52,8 +54,6 @@ def weights_after(make: Callable[[Any], Any], steps: int = 1, **compiled: Any) -
     """
     import keras
 
-    import horovod_runner.keras as hvd
-
     model = two_weights(keras)
     model.compile(make(model), loss=lambda _, output: keras.ops.mean(output), **compiled)
     x = numpy.full((4, 1), 2.0 ** hvd.rank(), "float32")
@@ -71,8 +71,6 @@ def _sgd() -> Any:
 def local_layers() -> dict[str, Any]:
     """The weights a of a local layer, and b of all ranks."""
     import keras
-
-    import horovod_runner.keras as hvd
 
     partial = hvd.PartialDistributedOptimizer
 
@@ -111,8 +109,6 @@ def local_layer_is_not_broadcast() -> list[float]:
     """Weights and momentums of a local and of another layer, after a broadcast from rank 1."""
     import keras
 
-    import horovod_runner.keras as hvd
-
     model = two_weights(keras)
     model.set_weights([numpy.full((1, 1), 1.0 + hvd.rank(), "float32")] * 2)
     local = model.get_layer("a")
@@ -128,41 +124,23 @@ def local_layer_is_not_broadcast() -> list[float]:
     callback.set_model(model)
     callback.on_train_begin()
     values = [*model.trainable_variables, *optimizer.momentums]
-    return [float(keras.ops.convert_to_numpy(value)[0, 0]) for value in values]
+    found = [float(keras.ops.convert_to_numpy(value)[0, 0]) for value in values]
+    own = model.get_layer("b").kernel
+    own.assign(numpy.full((1, 1), 5.0 + hvd.rank(), "float32"))
+    callback.on_train_begin()  # a second fit broadcasts nothing
+    return [*found, float(keras.ops.convert_to_numpy(own)[0, 0])]
 
 
 def unbuilt_local_layer() -> None:
     import keras
 
-    import horovod_runner.keras as hvd
-
     hvd.PartialDistributedOptimizer("sgd", local_layers=keras.layers.Dense(1, name="rows"))
-
-
-def local_layer_by_name() -> None:
-    import horovod_runner.keras as hvd
-
-    hvd.PartialDistributedOptimizer("sgd", local_layers=["rows"])
-
-
-def adasum() -> None:
-    import horovod_runner.keras as hvd
-
-    hvd.DistributedOptimizer("sgd", op=hvd.Adasum)
-
-
-def unregistered_process_set() -> None:
-    import horovod_runner.keras as hvd
-
-    hvd.DistributedOptimizer("sgd", process_set=hvd.ProcessSet([0, 1]))
 
 
 def computed_gradients() -> dict[str, Any]:
     """Gradients that compute_gradients has reduced are not reduced a second time."""
     import keras
     import tensorflow as tf
-
-    import horovod_runner.keras as hvd
 
     x = 1.0 + hvd.rank()
 
@@ -206,8 +184,6 @@ def computed_gradients() -> dict[str, Any]:
 def computed_in_another_graph() -> None:
     import tensorflow as tf
 
-    import horovod_runner.keras as hvd
-
     variable = tf.Variable(0.0)
     optimizer = hvd.DistributedOptimizer(_sgd())
 
@@ -217,20 +193,12 @@ def computed_in_another_graph() -> None:
     optimizer.apply_gradients([tf.function(compute)()])
 
 
-def computed_on_torch() -> None:
-    import horovod_runner.keras as hvd
-
-    hvd.DistributedOptimizer(_sgd()).compute_gradients(lambda: 0.0, [])
-
-
 def epochs_of_a_gpu_build() -> list[float]:
     """Train where Horovod has NCCL and the rank has no GPU, as with ``gpus_per_rank=0``."""
     from unittest.mock import patch
 
     import horovod.torch
     import keras
-
-    import horovod_runner.keras as hvd
 
     model = two_weights(keras)
     model.compile(hvd.DistributedOptimizer(_sgd()), loss=lambda _, out: keras.ops.mean(out))
@@ -311,25 +279,34 @@ def tapes() -> dict[str, Any]:
     }
 
 
-def names_of(backend: str) -> tuple[Callable[[], Any], ...]:
+def names_of(backend: str) -> dict[str, Callable[[], Any]]:
     """The functions that a backend supports."""
-    own = (computed_gradients, computed_in_another_graph, tapes)
-    return (
-        local_layers,
-        local_layer_is_not_broadcast,
-        unbuilt_local_layer,
-        local_layer_by_name,
-        adasum,
-        unregistered_process_set,
-        *(own if backend == "tensorflow" else (computed_on_torch, epochs_of_a_gpu_build)),
-    )
+    wrap = hvd.DistributedOptimizer
+    functions: dict[str, Callable[[], Any]] = {
+        "local_layers": local_layers,
+        "local_layer_is_not_broadcast": local_layer_is_not_broadcast,
+        "unbuilt_local_layer": unbuilt_local_layer,
+        "local_layer_by_name": lambda: hvd.PartialDistributedOptimizer(
+            "sgd", local_layers=["rows"]
+        ),
+        "adasum": lambda: wrap("sgd", op=hvd.Adasum),
+        "unregistered_process_set": lambda: wrap("sgd", process_set=hvd.ProcessSet([0, 1])),
+    }
+    if backend == "tensorflow":
+        return functions | {
+            "computed_gradients": computed_gradients,
+            "computed_in_another_graph": computed_in_another_graph,
+            "tapes": tapes,
+        }
+    return functions | {
+        "computed_on_torch": lambda: wrap(_sgd()).compute_gradients(lambda: 0.0, []),
+        "epochs_of_a_gpu_build": epochs_of_a_gpu_build,
+    }
 
 
 def process_sets() -> list[dict[str, Any]]:
     """On three ranks, of which 0 and 2 reduce together: the weights of each rank."""
     import keras
-
-    import horovod_runner.keras as hvd
 
     outer = hvd.ProcessSet([0, 2])
     hvd.init(process_sets=[outer])
@@ -368,8 +345,6 @@ def sparse_step(optimizer: Any) -> list[float]:
     """A variable of two rows after a step, to which each rank has a gradient for one row."""
     import tensorflow as tf
 
-    import horovod_runner.keras as hvd
-
     variable = tf.Variable([0.0, 0.0])
     row = [min(hvd.rank(), 1)]
     gradient = tf.IndexedSlices(
@@ -382,8 +357,6 @@ def sparse_step(optimizer: Any) -> list[float]:
 def fit_with_a_local_layer() -> None:
     """A fit after which a weight differs between ranks, as it should."""
     import keras
-
-    import horovod_runner.keras as hvd
 
     model = two_weights(keras)
     layer = model.get_layer("a")

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy
 
+import horovod_runner.keras as hvd  # imports nothing here
 from horovod_runner.integrations.training.keras_loop import set_seed
 
 LOCAL, STEPS, EPOCHS = 8, 4, 3
@@ -99,8 +100,6 @@ def normalized(keras: Any, normalization: Any = None) -> Any:
 
 
 def synchronized(keras: Any) -> Any:
-    import horovod_runner.keras as hvd
-
     return normalized(keras, hvd.SyncBatchNormalization)
 
 
@@ -173,7 +172,6 @@ def experts(keras: Any, alone: bool = False) -> Any:
 
     In one process the first rows of a batch are those of rank 0.
     """
-    import horovod_runner.keras as hvd
 
     class Model(keras.Model):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
@@ -302,15 +300,12 @@ def rows_of_rank(arrays: Any, rank: int, size: int) -> Any:
 
 def train_all(names: list[str]) -> list[dict[str, Any]]:
     """Train all cases; returns the results of every rank."""
-    import horovod_runner.keras as hvd
-
     hvd.init()
     return list(hvd.allgather_object({name: train(CASES[name]) for name in names}))
 
 
 def train(case: Case) -> dict[str, Any]:
     """Train on both ranks, in one process (on rank 0), and in some cases without a reduction."""
-    import horovod_runner.keras as hvd
     from horovod_runner.integrations.keras.collectives import collectives
 
     results: dict[str, Any] = {"ranks": _fit(case, hvd.rank(), hvd.size())}
@@ -345,8 +340,6 @@ def _alone(case: Case) -> dict[str, Any]:
 def _fit(case: Case, rank: int, size: int) -> dict[str, Any]:
     """Train as one of ``size`` ranks; a single rank trains without Horovod."""
     import keras
-
-    import horovod_runner.keras as hvd
 
     set_seed(100 + rank)
     model = (case.model if size > 1 else case.plain_model or case.model)(keras)

@@ -68,8 +68,8 @@ def behave_all(names: tuple[str, ...]) -> list[dict[str, Any]]:
     import horovod_runner.keras as hvd
 
     hvd.init()
-    functions = (*BEHAVIOURS, *names_of(keras.backend.backend()))
-    chosen = [each for each in functions if not names or each.__name__ in names]
+    functions = BEHAVIOURS | names_of(keras.backend.backend())
+    chosen = {name: each for name, each in functions.items() if not names or name in names}
     return list(hvd.allgather_object(behave(chosen)))
 
 

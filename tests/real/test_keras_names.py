@@ -46,8 +46,9 @@ def test_a_model_may_have_local_layers_only(backend: str) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_local_variables_and_their_momentums_are_not_broadcast(backend: str) -> None:
     first, second = results_of("local_layer_is_not_broadcast", backend)
-    assert first == [1.0, 2.0, 10.0, 11.0]  # b and its momentum come from rank 1
-    assert second == [2.0, 2.0, 11.0, 11.0]
+    # b and its momentum come from rank 1, and its new value is each rank's.
+    assert first == [1.0, 2.0, 10.0, 11.0, 5.0]
+    assert second == [2.0, 2.0, 11.0, 11.0, 6.0]
 
 
 @pytest.mark.parametrize(

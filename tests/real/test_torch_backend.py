@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from horovod_runner import HangError, RankFailedError, torch_backend
+from horovod_runner import HangError, RankFailedError
+from horovod_runner.integrations import torch_backend
 from tests.conftest import Ranks
 
 pytestmark = [
@@ -325,3 +326,28 @@ def test_it_can_be_switched_off(
     assert ranks.run(2, main, options) == ("undefined", 2.0)  # torch chooses
     told = 'torch.distributed\'s backend "hvd" is gloo in this run' in capsys.readouterr().out
     assert told == ("cpu_collectives" in options)
+
+
+def test_a_backend_that_did_not_compile_says_so_and_the_default_is_gloo(
+    ranks: Ranks, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def main() -> Any:
+        from importlib import import_module
+
+        import torch
+        import torch.distributed as dist
+
+        library: Any = import_module("horovod.torch.process_group")
+        library.missing = "Work.hpp:1: error: no such file"  # as of a build for another torch
+        with pytest.raises(RuntimeError) as caught:
+            dist.init_process_group("hvd")
+        dist.init_process_group()
+        dist.all_reduce(total := torch.ones(1))
+        return dist.get_backend(), total.item(), str(caught.value)
+
+    backend, total, error = ranks.run(2, main)
+    assert (backend, total) == ("undefined", 2.0)  # torch chooses
+    assert 'backend "hvd" is missing in this Horovod: it did not compile (Work.hpp' in error
+    assert "horovod-runner install --rebuild" in error
+    out = capsys.readouterr().out
+    assert out.count("is gloo in this run, because this Horovod lacks it: it did not compile") == 1

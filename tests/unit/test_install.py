@@ -122,7 +122,7 @@ def test_the_mpich_package_is_used_if_it_is_installed(machine: Machine, tmp_path
     machine.mpich = Mpi(True, "5.0.2", lib)
     chosen = machine.plan()
     assert chosen.describe().endswith("with Gloo, NCCL, MPI (the mpich package, 5.0.2)")
-    environment = build._build_environment(chosen, tmp_path)
+    environment = build.build_environment(chosen, tmp_path)
     assert environment["HOROVOD_RUNNER_REQUIRES"] == "mpich>=4"
     # The path from Horovod's modules to the library, relative.
     origin, _, relative = environment["HOROVOD_RUNNER_RPATH"].partition("/")
@@ -130,7 +130,7 @@ def test_the_mpich_package_is_used_if_it_is_installed(machine: Machine, tmp_path
     modules = Path(os.path.realpath(sysconfig.get_path("platlib")), "horovod", "torch")
     assert os.path.normpath(modules / relative) == str(lib)
     assert machine.plan(mpi="none").mpi is None
-    system = build._build_environment(machine.plan(gpu=False, mpi="system"), tmp_path)
+    system = build.build_environment(machine.plan(gpu=False, mpi="system"), tmp_path)
     assert "HOROVOD_RUNNER_RPATH" not in system
 
 
@@ -144,14 +144,14 @@ def test_the_cmake_that_was_checked_is_the_one_that_builds(
         program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path / "old"), prepend=":")
     plan = machine.plan(gpu=False, mpi="system")
-    environment = build._build_environment(plan, tmp_path)
+    environment = build.build_environment(plan, tmp_path)
     # The system's programs come first, because mpicxx is one of them.
     assert shutil.which("cmake", path=environment["PATH"]) == str(tmp_path / "old" / "cmake")
     checked = toolchain.find_cmake()
     assert checked
     assert checked.path == environment["HOROVOD_CMAKE"] != str(tmp_path / "old" / "cmake")
     monkeypatch.setenv("HOROVOD_CMAKE", str(tmp_path / "own" / "cmake"))
-    environment = build._build_environment(plan, tmp_path)
+    environment = build.build_environment(plan, tmp_path)
     assert environment["HOROVOD_CMAKE"] == str(tmp_path / "own" / "cmake")
 
 
@@ -318,19 +318,47 @@ def test_the_source_is_unpacked_by_a_tarfile_without_filters(
     assert (source.unpack(archive, tmp_path, digest) / "setup.py").exists()
 
 
+@pytest.mark.parametrize(("compilers_exit", "exit_code"), [(0, 0), (1, 0), (4, 4)])
+def test_a_backend_that_does_not_compile_is_replaced_by_the_reason(
+    tmp_path: Path, compilers_exit: int, exit_code: int
+) -> None:
+    compiler = tmp_path / "c++"
+    compiler.write_text(
+        '#!/bin/sh\necho "$*" >> given\n'
+        'case "$*" in *MISSING*) exit 0; esac\n'
+        f"echo 'a.cc:1: fatal error: \"c10d/Work.hpp\" is gone' >&2\nexit {compilers_exit}\n"
+    )
+    compiler.chmod(0o755)
+    attempt = source.OVERLAY / "cmake" / "Modules" / "attempt.py"
+    command = [sys.executable, str(attempt), str(compiler), "-c", "a.cc"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == exit_code
+    reason = '"a.cc:1: fatal error: \\"c10d/Work.hpp\\" is gone"'
+    again = [f"-c a.cc -DHOROVOD_RUNNER_MISSING={reason}"] if compilers_exit == 1 else []
+    assert (tmp_path / "given").read_text().splitlines() == ["-c a.cc", *again]
+    assert ("hvd is left out" in done.stderr) == (compilers_exit == 1)
+
+
 def test_a_build_that_fails_ends_the_install(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     pip = tmp_path / "pip"
-    script = "echo '[ 10%] Building CXX object a/b.cc.o'; echo 'x.cc:3: error: no such thing'"
-    pip.write_text(f"#!/bin/sh\n{script}; echo 'make: error: 2'; exit 3\n")
+    lines = [
+        "[ 10%] Building CXX object a/b.cc.o",
+        "torch.distributed's backend: y.cc:1: error: this costs the backend only",
+        "torch.distributed's backend hvd is left out, because of error: y",
+        "x.cc:3: error: no such thing",
+        "make: error: 2",
+    ]
+    script = "\n".join(f'echo "{line}"' for line in lines)
+    pip.write_text(f"#!/bin/sh\n{script}\nexit 3\n")
     pip.chmod(0o755)
     monkeypatch.setattr("sys.executable", str(pip))
     said: list[str] = []
     message = r" 3\): x\.cc:3: error: no such thing .*/build\.log"
     with pytest.raises(InstallError, match=message):
         build.compile_wheel(BuildPlan((CPU_TORCH,)), tmp_path / "horovod", tmp_path, said.append)
-    assert said[1:] == ["   10%  b.cc.o"]
+    assert said[1:] == ["   10%  b.cc.o", f"  {lines[2]}"]
 
 
 def test_no_flags_for_the_processor_are_not_a_question_to_the_compiler(
@@ -339,7 +367,7 @@ def test_no_flags_for_the_processor_are_not_a_question_to_the_compiler(
     # An empty variable is none for CMake, which would then add flags for this very processor.
     monkeypatch.setenv("HOROVOD_BUILD_ARCH_FLAGS", "")
     chosen = BuildPlan((CPU_TORCH,))
-    assert build._build_environment(chosen, tmp_path)["HOROVOD_BUILD_ARCH_FLAGS"] == " "
+    assert build.build_environment(chosen, tmp_path)["HOROVOD_BUILD_ARCH_FLAGS"] == " "
     assert build.build_flags(chosen)["HOROVOD_BUILD_ARCH_FLAGS"] == ""
 
 
@@ -461,7 +489,7 @@ def test_nccl_is_found_in_a_wheel_and_staged_for_the_linker(
 
 def test_a_gpu_build_gets_the_paths_of_cuda_and_nccl(machine: Machine, tmp_path: Path) -> None:
     machine.architectures = "90"
-    environment = build._build_environment(machine.plan(), tmp_path)
+    environment = build.build_environment(machine.plan(), tmp_path)
     assert environment["HOROVOD_GPU_OPERATIONS"] == "NCCL"
     assert environment["HOROVOD_CUDA_HOME"] == str(tmp_path / "cuda")
     assert environment["HOROVOD_BUILD_CUDA_CC_LIST"] == "90"

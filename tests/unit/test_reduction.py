@@ -7,7 +7,12 @@ from typing import Any
 
 import pytest
 
-from horovod_runner.integrations.keras.reduction import BFloat16, Reduction, by_type, groups_of
+from horovod_runner.integrations.keras.reduction import (
+    Reduction,
+    SentAsBFloat16,
+    by_type,
+    groups_of,
+)
 
 HVD = SimpleNamespace(Average="average", Sum="sum", Adasum="adasum", Min="min", size=lambda: 4)
 PLAIN = SimpleNamespace(compress=None, decompress=None)
@@ -79,7 +84,7 @@ def test_a_rank_outside_of_the_process_set_reduces_with_nobody() -> None:
         ({"compression": "fp16"}, TypeError, "^compression .*'fp16'$"),
         ({"compression": TORCHS}, TypeError, r"^compression .*Compression\.none, fp16 or bf16"),
         (
-            {"compression": BFloat16, "groups": 2},
+            {"compression": SentAsBFloat16, "groups": 2},
             ValueError,
             r"Compression\.bf16 .*gradient_predivide_factor or groups",
         ),
@@ -96,4 +101,4 @@ def test_settings_that_are_not_supported_name_the_way_out(
 
 def test_supported_settings_pass() -> None:
     Reduction("sum", PLAIN, groups=3, process_set=process_set()).check(HVD)
-    Reduction("average", BFloat16).check(HVD)
+    Reduction("average", SentAsBFloat16).check(HVD)

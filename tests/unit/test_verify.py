@@ -182,6 +182,9 @@ def test_a_build_without_nccl_fails_on_a_machine_with_gpus_alone() -> None:
     assert verdicts(build.read_libraries(ThisMachine((), (TENSORFLOW,)))) == [True]
     broken = replace(CPU_TORCH, horovod=Horovod(error="undefined symbol"))
     assert verdicts(build.read_libraries(ThisMachine((), (broken,)))) == [False]
+    without = replace(CPU_TORCH, horovod=Horovod("0.28.1", ("gloo", "mpi"), backend="no Work.hpp"))
+    _, backend = build.read_libraries(ThisMachine((), (without,)))
+    assert (backend.seen, backend.ok) == ("missing: no Work.hpp", None)
 
 
 def test_a_wrong_result_names_the_collective_and_the_rank() -> None:

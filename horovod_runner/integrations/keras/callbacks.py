@@ -1,22 +1,30 @@
-"""All Keras callbacks of this package: Horovod's, and those that report to the driver.
+"""Keras callbacks: those that run collectives, and, by import, for the learning rate and reports.
 
-Horovod's callbacks run collectives, so every rank must have them in ``model.fit(callbacks=[...])``.
+Every rank must have those of this file in ``model.fit(callbacks=[...])``.
 """
 
 from __future__ import annotations
 
-from horovod_runner.integrations.keras.collective_callbacks import (
-    BestModelCheckpoint,
-    BroadcastGlobalVariablesCallback,
-    EarlyStopping,
-    MetricAverageCallback,
-    ReduceLROnPlateau,
-)
+import math
+import os
+import zlib
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Literal
+
+import keras
+
+from horovod_runner.checkpoints.keras_copy import keras_variables
+from horovod_runner.integrations.keras.batch_counts import CollectiveCallback, by_rank
+from horovod_runner.integrations.keras.collectives import collectives
 from horovod_runner.integrations.keras.learning_rate import (
     LearningRateScheduleCallback,
     LearningRateWarmupCallback,
 )
 from horovod_runner.integrations.keras.reporting import LogCallback, ReportCallback
+from horovod_runner.worker.agreement import agree
+from horovod_runner.worker.api import save_checkpoint
+from horovod_runner.worker.checks.models import check_same_model
 
 __all__ = [
     "BestModelCheckpoint",
@@ -29,3 +37,220 @@ __all__ = [
     "ReduceLROnPlateau",
     "ReportCallback",
 ]
+
+
+class BroadcastGlobalVariablesCallback(CollectiveCallback):
+    """Gives all ranks the weights and optimizer state of one rank, before the first batch.
+
+    All ranks then begin equal, with random weights or with weights that one rank has loaded. At the
+    end of each epoch it also checks that all ranks had the same number of batches, and, with
+    ``DebugConfig(weight_check="epoch")``, that their weights are equal. MetricAverageCallback makes
+    the same checks.
+
+    Args:
+        root_rank: the rank whose state is used.
+        device: ignored; for compatibility.
+        local_variables: variables that keep their values on each rank; None for no such variables.
+
+    Raises:
+        ValueError: in ``fit``: the ranks have different numbers of batches or epochs.
+    """
+
+    def __init__(self, root_rank: int = 0, device: str = "", local_variables: Any = None) -> None:
+        super().__init__()
+        self._root_rank = root_rank
+        local = [] if local_variables is None else local_variables
+        self._local: list[int] = []
+        self.broadcast_done = False
+        for variable in local if isinstance(local, (list, tuple, set)) else [local]:
+            self.register_local_var(variable)
+
+    def register_local_var(self, variable: Any) -> None:
+        """Let a variable keep its value on each rank.
+
+        Args:
+            variable: a variable of the model or of its optimizer.
+        """
+        self._local.append(id(variable))
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        super().on_train_begin(logs)
+        if self.broadcast_done:
+            return
+        if _is_built(self.model):
+            self._broadcast()
+        else:
+            self._broadcast_later()
+
+    def _broadcast_later(self) -> None:
+        """Broadcast at the first batch: TensorFlow models without an Input layer need its shape."""
+        model, train = self.model, self.model.train_function
+
+        def first(iterator: Any) -> Any:
+            model.train_function = train
+            # If only a real batch can build the model, broadcast after that batch, like Horovod.
+            with suppress(Exception):
+                model._symbolic_build(data_batch=iterator.element_spec)
+            if _is_built(model):
+                self._broadcast()
+                return train(iterator)
+            logs = train(iterator)
+            self._broadcast()
+            return logs
+
+        model.train_function = first
+
+    def _broadcast(self) -> None:
+        model = self.model
+        if model.optimizer is not None and not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)
+        if collectives().hvd.size() > 1:
+            kept = self._kept(model)
+            shared = [v for v in keras_variables(model) if not {id(v), id(v.value)} & kept]
+            # Keras may name a weight otherwise on a rank that builds its layers in another order.
+            check_same_model(((v.path, v.shape) for v in shared), same_names=False)
+            collectives().broadcast_variables(shared, self._root_rank)
+        self.broadcast_done = True
+
+    def _kept(self, model: Any) -> set[int]:
+        """The ids of local variables, and of what the optimizer keeps for them."""
+        local = set(self._local)
+        optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+        if not local or not hasattr(optimizer, "slots_of"):
+            return local
+        variables = [v for v in model.variables if {id(v), id(v.value)} & local]
+        return local | {id(slot) for slot in optimizer.slots_of(variables)}
+
+
+class MetricAverageCallback(CollectiveCallback):
+    """Averages the metrics of an epoch over the ranks, for all callbacks after it in the list.
+
+    Put it before EarlyStopping, ReduceLROnPlateau, ReportCallback and others that read metrics.
+
+    Args:
+        device: ignored: numbers are averaged on the CPU; for compatibility.
+
+    Raises:
+        ValueError: in ``fit``: the ranks have different metrics, batches or epochs.
+    """
+
+    def __init__(self, device: str = "") -> None:
+        super().__init__()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        super().on_epoch_end(epoch, logs)
+        backend = collectives()
+        if not logs or backend.hvd.size() == 1:
+            return
+        numbers = {name: float(value) for name, value in logs.items() if _is_number(value)}
+        names = sorted(numbers)
+        here = [len(names), zlib.crc32("\n".join(names).encode())]
+        rows = backend.gather(here, "horovod_runner.metrics.names")
+        if rows.count(here) != len(rows):
+            raise ValueError(
+                f"the ranks have different metrics: {by_rank([count for count, _ in rows])}; "
+                f"rank {backend.hvd.rank()} has {', '.join(names)}. If a callback adds a metric on "
+                "some ranks only, put it after MetricAverageCallback"
+            )
+        averages = backend.average([numbers[name] for name in names], "horovod_runner.metrics")
+        logs.update(zip(names, averages, strict=True))
+
+
+def _is_built(model: Any) -> bool:
+    return bool(model.built) and all(layer.built for layer in model._flatten_layers())
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) or getattr(value, "shape", None) == ()
+
+
+class BestModelCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]
+    """Saves the model on rank 0 at the end of each epoch that is better than all before.
+
+    Args:
+        monitor: the metric to compare; put MetricAverageCallback before this callback.
+        verbose: 1 prints a line for each saved model.
+        mode: "min", "max", or "auto", which is "max" for metrics with "acc", "auc", "f1",
+            "precision" or "recall" in the name.
+        save_freq: "epoch".
+        filepath: the path of a ``.keras`` file; ``{epoch}`` and the names of metrics are replaced
+            by their values. None passes the model to ``save_checkpoint``.
+
+    Raises:
+        ValueError: ``save_freq`` or ``mode`` is unknown; or in ``fit``: there is no such metric.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        verbose: int = 0,
+        mode: Literal["auto", "min", "max"] = "auto",
+        save_freq: str = "epoch",
+        filepath: str | os.PathLike[str] | None = None,
+    ) -> None:
+        super().__init__()
+        if save_freq != "epoch":
+            raise ValueError(
+                f"save_freq must be 'epoch', not {save_freq!r}: metrics are averaged once per epoch"
+            )
+        if mode not in ("auto", "min", "max"):
+            raise ValueError(f"mode must be 'auto', 'min' or 'max', not {mode!r}")
+        self.monitor = monitor
+        self.verbose = verbose
+        self.filepath = filepath
+        marks = ("acc", "auc", "f1", "precision", "recall")
+        higher = any(mark in monitor.lower() for mark in marks)
+        self._sign = 1 if mode == "max" or (mode == "auto" and higher) else -1
+        self.best: float | None = None
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        if collectives().hvd.rank() != 0:
+            return
+        logs = logs or {}
+        if self.monitor not in logs:
+            raise ValueError(
+                f"BestModelCheckpoint monitors {self.monitor!r}, but the metrics of this epoch are "
+                f"{', '.join(logs) or 'none'}: set monitor to one of them"
+            )
+        value = float(logs[self.monitor])
+        if self.best is not None and not self._sign * value > self._sign * self.best:
+            return
+        self.best = value
+        if self.filepath is None:
+            steps = int(keras.ops.convert_to_numpy(self.model.optimizer.iterations))
+            save_checkpoint(self.model, steps, {self.monitor: value, "epoch": epoch + 1})
+        else:
+            self.model.save(os.fspath(self.filepath).format(epoch=epoch + 1, **logs))
+        if self.verbose:
+            print(f"\nEpoch {epoch + 1}: saved the model, {self.monitor}={value:g} is the best.")
+
+
+class _DecidesTogether:
+    """A mixin in front of a callback: it sees the mean of its metric over the ranks."""
+
+    monitor: str
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        mean = agree((logs or {}).get(self.monitor, math.nan), "mean")
+        averaged = {**(logs or {}), self.monitor: mean}
+        if math.isnan(mean):  # Keras says so where a metric is missing
+            del averaged[self.monitor]
+        super().on_epoch_end(epoch, averaged)  # type: ignore[misc]
+        if isinstance(logs, dict) and "learning_rate" in averaged:
+            logs["learning_rate"] = averaged["learning_rate"]
+
+
+class EarlyStopping(_DecidesTogether, keras.callbacks.EarlyStopping):  # type: ignore[misc]
+    """Stops all ranks, when the mean of a metric over the ranks improves no more.
+
+    Keras's own callback compares the rank's own metric, unless MetricAverageCallback comes before
+    it: then one rank stops, and the others wait for it. Use this one on every rank.
+    """
+
+
+class ReduceLROnPlateau(_DecidesTogether, keras.callbacks.ReduceLROnPlateau):  # type: ignore[misc]
+    """Lowers the learning rate of all ranks, when the mean of a metric improves no more.
+
+    Use it on every rank. With Keras's own callback, and without MetricAverageCallback before it,
+    ranks train with different learning rates.
+    """

@@ -16,7 +16,7 @@ class Reduction:
 
     Attributes:
         op: Horovod's Average or Sum.
-        compression: a class with ``compress`` and ``decompress`` like Horovod's, or BFloat16.
+        compression: a class with ``compress`` and ``decompress`` like Horovod's, or SentAsBFloat16.
         predivide: the gradients are divided by this before the sum, and by the number of ranks
             over this after the sum.
         sparse_as_dense: whether sparse gradients are converted to dense ones first.
@@ -102,7 +102,7 @@ class Reduction:
             raise ValueError(f"groups must be 0 or more, not {self.groups}")
         if self.process_set is not None:
             _check_process_set(self.process_set)
-        if self.compression is BFloat16:
+        if self.compression is SentAsBFloat16:
             if self.predivide != 1.0 or self.groups:
                 raise ValueError(
                     "Compression.bf16 sums all gradients at once in float32: it cannot be combined "
@@ -189,7 +189,7 @@ def _check_process_set(process_set: Any) -> None:
         )
 
 
-class BFloat16:
+class SentAsBFloat16:
     """Marks gradients that are sent as bfloat16: float32's exponent and 8 bits of its fraction.
 
     Horovod cannot sum bfloat16. Each rank therefore receives its part of the gradients from all

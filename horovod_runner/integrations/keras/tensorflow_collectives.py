@@ -7,7 +7,7 @@ graph, so all collectives run in a graph.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -17,7 +17,7 @@ import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
 from horovod_runner.integrations.keras import reduction
-from horovod_runner.integrations.keras.reduction import BFloat16, Completed, Groups, Reduction
+from horovod_runner.integrations.keras.reduction import Completed, Groups, Reduction, SentAsBFloat16
 
 # Types that Horovod cannot send, and types of the same size that carry their bits.
 _SENT_AS = {tf.bfloat16: tf.float16, tf.uint32: tf.int32, tf.uint64: tf.int64}
@@ -37,8 +37,8 @@ def reduce_gradients(
             false, IndexedSlices are sent as dense tensors. None: they are alike.
     """
     if tf.executing_eagerly():
-        return list(_reducer(name, how, groups)(list(gradients), alike))
-    return _reduce(gradients, name, how, groups, alike)
+        return list(_in_graph(_reduce, name, how, groups)(list(gradients), alike))
+    return _reduce(gradients, alike, name, how, groups)
 
 
 def all_finite(finite: Any, name: str, how: Reduction) -> Any:
@@ -63,11 +63,11 @@ def complete(
     ]
     flags = tf.constant([there, sparse], tf.int32) + _zero()
     if is_eager:
-        counts, slices = _counter(name, how)(flags)
+        counts, slices = _in_graph(_count, name, how)(flags)
         alike = tf.reduce_all((slices == 0) | (slices == counts))
         sparse = [count > 0 for count in slices.numpy()]
     else:
-        counts, slices = tf.unstack(_count(flags, name, how))
+        counts, slices = _count(flags, name, how)
         # TensorFlow removes a reduction from a graph where its result has no use, on this rank
         # alone, unless a variable gets it.
         _variable("count").assign(counts[0])
@@ -104,12 +104,7 @@ def _variable(name: str) -> Any:
 
 
 def _count(flags: Any, name: str, how: Reduction) -> Any:
-    return _allreduce(flags, f"{name}.there", op=hvd.Sum, **how.where())
-
-
-@cache
-def _counter(name: str, how: Reduction) -> Any:
-    return tf.function(lambda flags: tf.unstack(_count(flags, name, how)), autograph=False)
+    return tf.unstack(_allreduce(flags, f"{name}.there", op=hvd.Sum, **how.where()))
 
 
 def differentiate(loss: Any, variables: Sequence[Any], tape: Any = None) -> list[Any]:
@@ -177,13 +172,14 @@ def average(numbers: Sequence[float], name: str) -> list[float]:
     """Average numbers over the ranks."""
     with tf.device("/cpu:0"):
         tensor = tf.constant(numbers, tf.float64)
-        return [float(number) for number in _average(name)(tensor).numpy()]
+        averaged = _in_graph(_allreduce, name)(tensor)
+        return [float(number) for number in averaged.numpy()]
 
 
 def average_with_gradient(tensor: Any, name: str) -> Any:
     """Average a tensor over the ranks, as a differentiable operation."""
     if tf.executing_eagerly():
-        return _averager(name)(tensor)
+        return _in_graph(_average_with_gradient, name)(tensor)
     # A layer may be called twice in one step.
     return _average_with_gradient(tensor, tf.compat.v1.get_default_graph().unique_name(name))
 
@@ -191,7 +187,7 @@ def average_with_gradient(tensor: Any, name: str) -> Any:
 def gather(numbers: Sequence[int], name: str) -> list[list[int]]:
     """Return the numbers of all ranks, in the order of ranks."""
     with tf.device("/cpu:0"):
-        rows = _gather(name)(tf.constant([numbers], tf.int64))
+        rows = _in_graph(_allgather, name)(tf.constant([numbers], tf.int64))
         return [[int(number) for number in row] for row in rows.numpy()]
 
 
@@ -212,25 +208,9 @@ def as_tensor(value: Any) -> Any:
 
 
 @cache
-def _reducer(name: str, how: Reduction, groups: Groups) -> Any:
-    return tf.function(
-        lambda gradients, same: _reduce(gradients, name, how, groups, same), autograph=False
-    )
-
-
-@cache
-def _average(name: str) -> Any:
-    return tf.function(lambda tensor: _allreduce(tensor, name, op=hvd.Average), autograph=False)
-
-
-@cache
-def _averager(name: str) -> Any:
-    return tf.function(lambda tensor: _average_with_gradient(tensor, name), autograph=False)
-
-
-@cache
-def _gather(name: str) -> Any:
-    return tf.function(lambda tensor: _allgather(tensor, name), autograph=False)
+def _in_graph(function: Callable[..., Any], *settings: Any) -> Any:
+    """A function as a graph; it gets the tensors of a call, and then the settings."""
+    return tf.function(lambda *tensors: function(*tensors, *settings), autograph=False)
 
 
 @cache
@@ -249,7 +229,7 @@ def _unwrapped(variables: Sequence[Any]) -> list[Any]:
 
 
 def _reduce(
-    gradients: Sequence[Any], name: str, how: Reduction, groups: Groups, same: Any
+    gradients: Sequence[Any], same: Any, name: str, how: Reduction, groups: Groups
 ) -> list[Any]:
     sparse = [isinstance(gradient, tf.IndexedSlices) for gradient in gradients]
     if same is None or how.sparse_as_dense or not any(sparse):
@@ -302,7 +282,7 @@ def _reduce_dense(
     if not tensors:
         return []
     types = [tensor.dtype for tensor in tensors]
-    if how.compression is BFloat16:
+    if how.compression is SentAsBFloat16:
         reduced = _reduce_bfloat16(tensors, name, how)
     else:
         # Horovod cannot sum bfloat16.
@@ -332,7 +312,7 @@ def _reduce_all(tensors: dict[int, Any], name: str, how: Reduction, groups: Grou
 
 def _reduce_sparse(gradient: Any, name: str, how: Reduction) -> Any:
     values = gradient.values
-    if how.compression is BFloat16:
+    if how.compression is SentAsBFloat16:
         sent, context = tf.cast(values, tf.bfloat16), values.dtype
         gathered = tf.cast(_allgather(sent, f"{name}.values", how), context)
     else:
@@ -369,8 +349,8 @@ def _reduce_bfloat16(tensors: list[Any], name: str, how: Reduction) -> list[Any]
     return [tf.reshape(p, tf.shape(t)) for p, t in zip(parts, tensors, strict=True)]
 
 
-def _allreduce(tensor: Any, name: str, **options: Any) -> Any:
-    return hvd.allreduce(tensor, name=name, ignore_name_scope=True, **options)
+def _allreduce(tensor: Any, name: str, op: Any = hvd.Average, **options: Any) -> Any:
+    return hvd.allreduce(tensor, name=name, op=op, ignore_name_scope=True, **options)
 
 
 def _average_with_gradient(tensor: Any, name: str) -> Any:
@@ -378,9 +358,9 @@ def _average_with_gradient(tensor: Any, name: str) -> Any:
     def average(value: Any) -> Any:
         # Horovod's own gradient has a name that may differ between ranks.
         def gradient(upstream: Any) -> Any:
-            return _allreduce(upstream, f"{name}.gradient", op=hvd.Average)
+            return _allreduce(upstream, f"{name}.gradient")
 
-        return _allreduce(value, name, op=hvd.Average), gradient
+        return _allreduce(value, name), gradient
 
     return average(tensor)
 

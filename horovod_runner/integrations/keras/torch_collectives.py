@@ -11,10 +11,10 @@ import torch
 
 from horovod_runner.integrations.compression.bfloat16 import reduce_bfloat16
 from horovod_runner.integrations.keras.reduction import (
-    BFloat16,
     Completed,
     Groups,
     Reduction,
+    SentAsBFloat16,
     by_type,
 )
 
@@ -38,7 +38,7 @@ def reduce_gradients(
     with torch.no_grad():
         dense = [g.to_dense() if g.is_sparse else g for g in gradients]
         types = [tensor.dtype for tensor in dense]
-        if how.compression is BFloat16:
+        if how.compression is SentAsBFloat16:
             average = how.op == hvd.Average
             reduced = reduce_bfloat16(dense, name, how.size(hvd), how.where(), average=average)
         else:

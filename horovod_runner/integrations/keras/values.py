@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from horovod_runner.integrations.keras.collectives import collectives
-from horovod_runner.integrations.keras.reduction import BFloat16
+from horovod_runner.integrations.keras.reduction import SentAsBFloat16
 
 _KINDS = ("allreduce", "allgather", "broadcast", "reducescatter")
 _counters = {kind: itertools.count(1) for kind in _KINDS}
@@ -20,7 +20,7 @@ class _Compressions:
     float32 and fewer digits.
     """
 
-    bf16 = BFloat16
+    bf16 = SentAsBFloat16
 
     @property
     def none(self) -> Any:
@@ -63,7 +63,7 @@ def allreduce(
     backend = collectives()
     if op is None:
         op = backend.hvd.Sum if average is False else backend.hvd.Average
-    if compression is BFloat16:
+    if compression is SentAsBFloat16:
         raise ValueError("Compression.bf16 works only in DistributedOptimizer: use none or fp16")
     return backend.hvd.allreduce(
         backend.as_tensor(value),

@@ -271,6 +271,9 @@ def _horovod(framework: toolchain.Framework, horovod: toolchain.Horovod) -> Iter
     yield DoctorFinding(
         name, "ok", f"{horovod.version}, built with {planes}{_built_against(framework)}"
     )
+    if horovod.backend:
+        missing = f'the backend "hvd" is missing, gloo takes its place: {horovod.backend}'
+        yield DoctorFinding("torch.distributed", "absent", missing)
     has_nccl = "nccl" in horovod.built
     if gpus.list_gpus() and framework.cuda and not has_nccl:
         # Its code for tensors on a GPU throws where Horovod was compiled without CUDA.

@@ -19,6 +19,8 @@ from horovod_runner.tools.horovod_build.plan import BuildPlan, arch_flags
 
 _DISK_NEEDED = 2 << 30  # bytes; the unpacked source and the object files of both frameworks
 _MEMORY_PER_COMPILER = 2 << 30  # bytes; one translation unit with torch's headers
+# The lines of overlay/cmake/Modules/attempt.py begin with this. One of them is for people.
+_BACKEND = "torch.distributed's backend"
 
 
 class _BuildTools(Protocol):
@@ -70,7 +72,7 @@ def compile_wheel(plan: BuildPlan, root: Path, shelf: Path, say: Callable[[str],
     command = [sys.executable, "-m", "pip", "wheel", "--verbose", "--no-deps"]
     command += ["--no-cache-dir", "--no-build-isolation"]
     command += [f"--wheel-dir={folder / 'wheel'}", str(root)]
-    code = _run_logged(command, _build_environment(plan, folder), log, say)
+    code = _run_logged(command, build_environment(plan, folder), log, say)
     if code:
         raise InstallError(
             f"the build failed (exit code {code}): {_first_error(log)} The whole log is {log}"
@@ -119,7 +121,7 @@ def check_prerequisites(folder: Path, tools: _BuildTools = toolchain) -> None:
         )
 
 
-def _build_environment(plan: BuildPlan, folder: Path) -> dict[str, str]:
+def build_environment(plan: BuildPlan, folder: Path) -> dict[str, str]:
     """This process's environment and the variables that Horovod's setup.py and patches read."""
     environment = {
         **os.environ,
@@ -191,7 +193,7 @@ def _compilers() -> int:
 def _run_logged(
     command: Sequence[str], environment: dict[str, str], log: Path, say: Callable[[str], None]
 ) -> int:
-    """Run a build, write its output to a log, and report make's progress in steps of 10%.
+    """Run a build, write its output to a log, and report notices and each 10% of make's progress.
 
     Returns:
         The exit code.
@@ -212,6 +214,8 @@ def _run_logged(
         assert process.stdout is not None  # noqa: S101 - for the type checker
         for line in process.stdout:
             file.write(line)
+            if line.strip().startswith(f"{_BACKEND} hvd"):
+                say(f"  {line.strip()}")
             match = re.match(r"\s*\[\s*(\d+)%\]\s*(Building|Linking)?.*?([\w.]+)\s*$", line)
             if match and int(match.group(1)) // 10 > reported:
                 reported = int(match.group(1)) // 10
@@ -223,5 +227,9 @@ def _first_error(log: Path) -> str:
     """The first line of a build's log that looks like an error; otherwise its last line."""
     lines = log.read_text(errors="replace").splitlines()
     pattern = re.compile(r"(\berror:|CMake Error|fatal error|No space left)", re.IGNORECASE)
-    errors = [line.strip() for line in lines if pattern.search(line)]
+    errors = [
+        line.strip()
+        for line in lines
+        if pattern.search(line) and not line.strip().startswith(_BACKEND)
+    ]
     return (errors or lines[-1:] or ["no output."])[0]

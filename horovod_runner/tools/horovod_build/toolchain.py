@@ -66,11 +66,14 @@ class Horovod:
         version: its version.
         built: those of :data:`CAPABILITIES` that it was built with.
         error: the last line of the error if it does not load; None if it loads.
+        backend: why it has no backend for torch.distributed although it has MPI and torch; empty
+            if it has one.
     """
 
     version: str = ""
     built: tuple[str, ...] = ()
     error: str | None = None
+    backend: str = ""
 
 
 @dataclass(frozen=True)
@@ -131,7 +134,11 @@ def find_framework(name: str, *, with_horovod: bool = False) -> Framework | None
         calls = ",".join(f"'{c}': hvd.{c}_built()" for c in CAPABILITIES)
         code += f"import horovod, horovod.{name} as hvd\nbuilt = {{{calls}}}\n"
         code += "built = [name for name in built if built[name]]\n"
-        code += f"print('\\n{_MARK}' + json.dumps([horovod.__version__, built]))\n"
+        code += "backend = ''\n"
+        if name == "torch":
+            code += "from horovod_runner.integrations.torch_backend import fault\n"
+            code += "backend = fault()\n"
+        code += f"print('\\n{_MARK}' + json.dumps([horovod.__version__, built, backend]))\n"
     code += "gc.freeze()"
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
     probe = subprocess.run(
@@ -147,8 +154,8 @@ def find_framework(name: str, *, with_horovod: bool = False) -> Framework | None
         if probe.returncode:
             horovod = Horovod(error=lines[-1])
         else:
-            release, built = answers[1]
-            horovod = Horovod(release, tuple(built))
+            release, built, backend = answers[1]
+            horovod = Horovod(release, tuple(built), backend=backend)
     version, cuda, abi = answers[0]
     return Framework(name, version, cuda, horovod=horovod, cxx11_abi=abi)
 

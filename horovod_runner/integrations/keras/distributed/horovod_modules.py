@@ -30,11 +30,11 @@ _TENSORFLOW: Final = "horovod_runner.integrations.keras.distributed.horovod_tens
 def replace(horovod: Any) -> None:
     """Replace Horovod's modules for Keras from now on; called with the package ``horovod``."""
     del horovod
-    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
+    if not any(isinstance(finder, _KerasFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _KerasFinder())
 
 
-class _Finder:
+class _KerasFinder:
     """An import finder for ``sys.meta_path``."""
 
     def find_spec(
@@ -43,14 +43,14 @@ class _Finder:
         for name in _REPLACED:
             is_there = fullname == name or fullname.startswith(f"{name}.")
             if is_there and is_keras_3(name):
-                loader: Any = _Loader(
+                loader: Any = _KerasLoader(
                     f"horovod_runner.integrations.keras{fullname.removeprefix(name)}"
                 )
                 return ModuleSpec(fullname, loader, is_package=fullname == name)
         return None
 
 
-class _Loader(ReplacementLoader):
+class _KerasLoader(ReplacementLoader):
     """Loads a module that has the contents of another one, and says so."""
 
     def exec_module(self, module: ModuleType) -> None:

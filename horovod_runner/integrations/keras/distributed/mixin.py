@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -70,6 +70,12 @@ class _Unused:
 class Distributed:
     """A mixin in front of the class of a Keras optimizer."""
 
+    # Keras's own.
+    _var_key: Callable[[Any], Hashable]
+    _trainable_variables: Sequence[Any]
+    gradient_accumulation_steps: Any
+    learning_rate: Any
+
     _reduction: Reduction
     _sums_passes: bool
     _name_from_user: str | None
@@ -111,17 +117,17 @@ class Distributed:
         """
         if not hasattr(variable, "assign"):
             raise TypeError(f"register_local_var needs a variable, not {variable!r}")
-        self._local[self._var_key(variable)] = variable  # type: ignore[attr-defined]
+        self._local[self._var_key(variable)] = variable
 
     def shared_variables(self, variables: Iterable[Any]) -> list[Any]:
         """Return those of the variables that must be equal on all ranks."""
         if self._reduction.process_set is not None:
             return []
-        return [v for v in variables if self._var_key(v) not in self._local]  # type: ignore[attr-defined]
+        return [v for v in variables if self._var_key(v) not in self._local]
 
     def slots_of(self, variables: Iterable[Any]) -> list[Any]:
         """Return the optimizer's own variables that belong to some of the model's variables."""
-        keys = {self._var_key(variable) for variable in variables}  # type: ignore[attr-defined]
+        keys = {*map(self._var_key, variables)}
         return [slot for slot, key in self._slots if key in keys]
 
     def add_variable_from_reference(
@@ -130,7 +136,7 @@ class Distributed:
         slot = super().add_variable_from_reference(  # type: ignore[misc]
             reference_variable, *args, **options
         )
-        self._slots.append((slot, self._var_key(reference_variable)))  # type: ignore[attr-defined]
+        self._slots.append((slot, self._var_key(reference_variable)))
         return slot
 
     def compute_gradients(
@@ -187,14 +193,14 @@ class Distributed:
                 "outside of one"
             )
         self._unreduced += 1
-        own = self._trainable_variables  # type: ignore[attr-defined]
+        own = self._trainable_variables
         variables = list(own if trainable_variables is None else trainable_variables)
         gradients, unused = self._with_zeros(gradients, variables)
         self._set("_unused", unused)
         super().apply(gradients, trainable_variables)  # type: ignore[misc]
         unused.put_back()
         self._set("_reduced_in", None)
-        if self._unreduced < (self.gradient_accumulation_steps or 1):  # type: ignore[attr-defined]
+        if self._unreduced < (self.gradient_accumulation_steps or 1):
             return
         self._unreduced = 0
         if gradients and collectives().hvd.size() > 1:
@@ -216,15 +222,14 @@ class Distributed:
         super()._update_model_variables_moving_average(trainable_variables)  # type: ignore[misc]
 
     def _backend_apply_gradients(self, grads: Sequence[Any], trainable_variables: Any) -> None:
-        keys = (self._var_key(variable) for variable in trainable_variables)  # type: ignore[attr-defined]
-        self._set("_keys", tuple(keys))
+        self._set("_keys", tuple(map(self._var_key, trainable_variables)))
         super()._backend_apply_gradients(grads, trainable_variables)  # type: ignore[misc]
 
     def _clip_gradients(self, grads: Sequence[Any]) -> Any:
         self._unreduced = 0
         gradients = list(grads)
         if self._sums_passes:
-            passes = float(self.gradient_accumulation_steps)  # type: ignore[attr-defined]
+            passes = float(self.gradient_accumulation_steps)
             gradients = collectives().scale(gradients, passes)
         if self._reduced_in is None:
             gradients = self._reduce(gradients, self._keys)
@@ -240,7 +245,7 @@ class Distributed:
         none = unused.positions() if collectives().graph() == "eager" else []
         reduced = [None if position in none else g for position, g in enumerate(filled)]
         there = [position for position, g in enumerate(reduced) if g is not None]
-        keys = [self._var_key(variables[position]) for position in there]  # type: ignore[attr-defined]
+        keys = [self._var_key(variables[position]) for position in there]
         results = self._reduce([reduced[position] for position in there], keys)
         for position, gradient in zip(there, results, strict=True):
             reduced[position] = gradient
@@ -254,7 +259,7 @@ class Distributed:
         used, and reductions are numbered.
         """
         backend, how = collectives(), self._reduction
-        keys = [self._var_key(variable) for variable in variables]  # type: ignore[attr-defined]
+        keys = [*map(self._var_key, variables)]
         shared = [position for position, key in enumerate(keys) if key not in self._local]
         is_reduced = self._reduced_in is not None or len(gradients) != len(variables)
         if is_reduced or not shared or how.size(backend.hvd) == 1:

@@ -24,6 +24,11 @@ def build(case: VerifyCase) -> Iterator[Reading]:
 def read_libraries(machine: ThisMachine) -> list[Reading]:
     """What the libraries for the frameworks of a machine show."""
     readings = [_library(each, machine) for each in machine.frameworks]
+    readings += [
+        Reading('backend "hvd" of torch.distributed', f"missing: {each.horovod.backend}")
+        for each in machine.frameworks
+        if each.horovod and each.horovod.backend
+    ]
     if machine.gpus:
         ready = [each.name for each in machine.frameworks if machine.has_nccl(each.name)]
         remedy = "" if ready else ": horovod-runner install --gpu --rebuild"

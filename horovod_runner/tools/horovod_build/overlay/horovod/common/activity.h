@@ -63,8 +63,8 @@ inline int64_t HorovodNow() {
 }
 
 // Returns the sequence number for HorovodActivityEnded.
-inline int64_t HorovodActivityStarted(HorovodActivity activity, const std::string& name) {
-  HorovodActivityLog& log = HorovodActivities();
+inline int64_t HorovodActivityStarted(HorovodActivity activity, const std::string& name,
+                                      HorovodActivityLog& log = HorovodActivities()) {
   std::strncpy(activity.name, name.c_str(), sizeof(activity.name) - 1);
   std::lock_guard<std::mutex> guard(log.mutex);
   HorovodActivityTotals& totals = log.totals;
@@ -83,8 +83,7 @@ inline int64_t HorovodActivityStarted(HorovodActivity activity, const std::strin
 }
 
 // Called for each tensor: the last one counts.
-inline void HorovodActivityEnded(int64_t sequence) {
-  HorovodActivityLog& log = HorovodActivities();
+inline void HorovodActivityEnded(int64_t sequence, HorovodActivityLog& log = HorovodActivities()) {
   std::lock_guard<std::mutex> guard(log.mutex);
   HorovodActivity& activity = log.records[sequence % log.room];
   if (activity.sequence == sequence) {

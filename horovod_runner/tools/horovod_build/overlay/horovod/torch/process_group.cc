@@ -8,10 +8,24 @@
 //
 // All calls of MPI are nonblocking ones that are tested. MPI's own waits call sched_yield, after which
 // Linux runs any other process for milliseconds.
+//
+// It is a module of its own, because another torch may have other headers of c10d. If they do not fit,
+// cmake/Modules/attempt.py makes a module that only says why.
 
-#if HAVE_MPI
+#ifdef HOROVOD_RUNNER_MISSING
 
-#include "process_group.h"
+#include <Python.h>
+
+PyMODINIT_FUNC PyInit_process_group() {
+  static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "process_group"};
+  PyObject* module = PyModule_Create(&definition);
+  if (module != nullptr) {
+    PyModule_AddStringConstant(module, "missing", HOROVOD_RUNNER_MISSING);
+  }
+  return module;
+}
+
+#else
 
 #include <algorithm>
 #include <atomic>
@@ -37,6 +51,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
+#include <torch/csrc/utils/pybind.h>
 
 #undef LOG
 #include "../common/activity.h"
@@ -72,6 +87,9 @@ constexpr int64_t kExchangeBytes = 1 << 20;
 constexpr int64_t kSmallBytes = 8 << 10;
 // How many of these a rank exchanges at a time if it does not exchange with one other rank alone.
 constexpr int64_t kExchanges = 8;
+
+// The log of Horovod's collectives, which the profile of a run reads. It is in the module mpi_lib_v2.
+common::HorovodActivityLog* activities = nullptr;
 
 void Check(int code, const std::string& what) {
   if (code == MPI_SUCCESS) {
@@ -1053,7 +1071,7 @@ private:
         activity.queued = call.queued;
         activity.tensors = 1;
         activity.process_set = is_numbered_ ? -1 : -2;
-        sequence = common::HorovodActivityStarted(activity, call.name);
+        sequence = common::HorovodActivityStarted(activity, call.name, *activities);
         at::AutoDispatchBelowADInplaceOrView guard;
         try {
           call.run(peers_);
@@ -1070,7 +1088,7 @@ private:
       error = std::current_exception();
     }
     if (sequence) {
-      common::HorovodActivityEnded(sequence);
+      common::HorovodActivityEnded(sequence, *activities);
     }
     peers_.kept.clear();
     call.run = nullptr;
@@ -1839,11 +1857,16 @@ private:
 
 } // namespace
 
-void DefineProcessGroup(pybind11::module_& module) {
-  module.def("horovod_runner_mpi_rank", [] { return World::Get().rank; },
+PYBIND11_MODULE(process_group, module) {
+  activities = pybind11::module_::import("horovod.torch.mpi_lib_v2")
+                   .attr("horovod_runner_activities")
+                   .cast<pybind11::capsule>()
+                   .get_pointer<common::HorovodActivityLog>();
+  module.attr("missing") = "";
+  module.def("mpi_rank", [] { return World::Get().rank; },
              pybind11::call_guard<pybind11::gil_scoped_release>());
   module.def(
-      "horovod_runner_process_group",
+      "process_group",
       [](const StorePointer& store, int rank, const std::vector<int>& world_ranks, double timeout,
          int tag) {
         return c10::intrusive_ptr<c10d::Backend>(c10::make_intrusive<Backend>(
@@ -1855,16 +1878,4 @@ void DefineProcessGroup(pybind11::module_& module) {
 } // namespace torch
 } // namespace horovod
 
-#else
-
-#include "process_group.h"
-
-namespace horovod {
-namespace torch {
-
-void DefineProcessGroup(pybind11::module_&) {}
-
-} // namespace torch
-} // namespace horovod
-
-#endif // HAVE_MPI
+#endif // HOROVOD_RUNNER_MISSING
