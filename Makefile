@@ -10,6 +10,7 @@
 #   make oracle N=1000 SEED=1   random small trainings, judged against one process
 #   make wheels   Horovod's wheels of wheels/table.toml: for hours; ROWS=3.13-torch-cpu for one
 #   make mutants  which test notices which of some breakages of the package: for hours
+#   make mutation how many small changes, drawn by a seed, the tests notice: after make coverage
 
 # The two dependency legs; the first is the one to work in. CONTRIBUTING.md says what each is for.
 MAIN      := .venv
@@ -84,7 +85,7 @@ CPU_BUILD := $(if $(wildcard /dev/nvidia0),,--cpu)
 HOROVOD_BUILD := horovod_runner/tools/horovod_build/source.py \
 	$(wildcard horovod_runner/tools/horovod_build/patches/*.patch horovod_runner/tools/horovod_build/overlay/*/*/*)
 
-.PHONY: demo test test-all test-quick packages-quick environments test-main test-petastorm test-petastorm-beside coverage fuzz mutants oracle wheels packages docs notebooks check lint fast format bench clean
+.PHONY: demo test test-all test-quick packages-quick environments test-main test-petastorm test-petastorm-beside coverage fuzz mutants mutation oracle wheels packages docs notebooks check lint fast format bench clean
 
 # A checkout that is set up for the tests has all that the demo takes.
 demo: $(firstword $(wildcard $(MAIN)/.ready) $(MAIN)/.demo)
@@ -155,6 +156,11 @@ coverage: $(MAIN)/.ready
 # Thirty times as many inputs as among the other tests.
 fuzz: $(MAIN)/.ready
 	$(call with_java,$(MAIN)) FUZZ_INPUTS=100000 $(MAIN)/bin/pytest tests/fuzz
+
+# How many small changes of the package, drawn by a seed, the tests notice. After `make coverage`.
+mutation: $(MAIN)/.ready
+	$(call with_java,$(MAIN)) $(MAIN)/bin/python -m tests.mutation.run --seed $(or $(SEED),1) \
+		--count $(or $(COUNT),160) $(if $(ROOMS),--rooms $(ROOMS))
 
 mutants: $(MAIN)/.ready
 	$(call with_java,$(MAIN)) $(MAIN)/bin/python -m tests.mutants.run

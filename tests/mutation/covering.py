@@ -1,0 +1,62 @@
+"""Run the tests that run the lines in which two checkouts differ, the cheapest first.
+
+    python -m tests.mutation.covering CHECKOUT LINES
+
+CHECKOUT is the one without the change, LINES the folder of `make coverage`. The exit status is 0 if
+all tests pass.
+"""
+
+from __future__ import annotations
+
+import difflib
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.choose import read
+
+PACKAGE = "horovod_runner"
+#: Seconds of tests for one change: what costs more than this to notice is not noticed.
+MOST_SECONDS = 600.0
+
+
+def changed_lines(here: Path, there: Path) -> set[tuple[str, int]]:
+    """The lines of a checkout, without its change, that another one has not."""
+    found = set()
+    for path in sorted((here / PACKAGE).rglob("*.py")):
+        name = path.relative_to(here / PACKAGE)
+        old, new = (there / PACKAGE / name).read_text(), path.read_text()
+        if old == new:
+            continue
+        matcher = difflib.SequenceMatcher(None, old.splitlines(), new.splitlines(), autojunk=False)
+        for kind, begin, end, _, _ in matcher.get_opcodes():
+            if kind != "equal":
+                found |= {(str(name), line + 1) for line in range(begin, max(end, begin + 1))}
+    return found
+
+
+def main() -> int:
+    """Run them; returns pytest's exit status, or 0 if no test runs the lines."""
+    original, recorded = map(Path, sys.argv[1:])
+    changed = changed_lines(Path.cwd(), original)
+    tests = sorted(
+        (test for test in read(recorded, []).values() if test.lines & changed),
+        key=lambda test: test.seconds,
+    )
+    chosen, seconds = [], 0.0
+    for test in tests:
+        seconds += test.seconds
+        if seconds > MOST_SECONDS and chosen:
+            break
+        chosen.append(test.name)
+    if not chosen:
+        print("no test runs these lines")
+        return 0
+    options = ["-x", "-q", "-p", "no:cacheprovider", "--places", "all"]
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", *options, *chosen], check=False
+    ).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
