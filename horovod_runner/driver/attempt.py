@@ -60,7 +60,7 @@ class AttemptRunner:
         *,
         dataframes: Mapping[str, Any] = {},
     ) -> None:
-        self._job = job.on_this_machine() if launcher.channel_host == "127.0.0.1" else job
+        self._job = job.patient() if job.options.local else job
         self._dataframes = dataframes
         self._launcher = launcher
         self._sink = sink

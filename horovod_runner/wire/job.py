@@ -71,8 +71,11 @@ class Job:
         """The time limits of the run."""
         return self.options.cluster_config.limits
 
-    def on_this_machine(self) -> Job:
-        """The job with patient heartbeats: no network can be cut, and busy cores answer late."""
+    def patient(self) -> Job:
+        """The job without a limit of heartbeats, for tasks that are threads of the driver.
+
+        They end and freeze with it, and busy cores answer late.
+        """
         cluster = self.options.cluster_config
         cluster = replace(cluster, limits=replace(cluster.limits, heartbeat=_A_WEEK))
         return replace(self, options=replace(self.options, cluster_config=cluster))
