@@ -270,6 +270,9 @@ def misuse_later(folder: str) -> None:
     SummaryWriter(Path(folder, "logs")).close()
     os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
     mlflow.set_tracking_uri(f"file://{folder}/mlruns")
+    if hvd.rank() == 0:
+        mlflow.search_experiments()  # makes the store, which two processes must not do at once
+    hvd.barrier()
     mlflow.log_metric("loss", 1.0)
 
 

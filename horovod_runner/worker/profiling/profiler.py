@@ -79,6 +79,7 @@ class Profiler:
         # Held until the end. A lock is quicker to wait for than an Event.
         self._running = threading.Lock()
         self._running.acquire()
+        self._loader.watch()  # a forked rank has torch, and may use a DataLoader at once
         self._thread.start()
 
     def _run(self) -> None:
