@@ -502,7 +502,8 @@ def main() -> None:
                 raw = {"rows": bench.raw, "table": lines, "scale": options.scale}
                 report.write_json(options.json, {**raw, "notes": bench.notes})
     packages = ("petastorm", "pyarrow", "numpy", "tensorflow", "simplejpeg")
-    versions = ", ".join(f"{name} {metadata.version(name)}" for name in packages)
+    installed = {each.name: each.version for each in metadata.distributions()}
+    versions = ", ".join(f"{name} {installed[name]}" for name in packages if name in installed)
     print(f"\n{report.machine()}, {versions}; medians of {options.rounds}\n")
     heads = ["", "ours", "peer", "ratio", "target", ""]
     print(report.table(heads, [[*line[:3], *line.cells] for line in lines]))
