@@ -21,7 +21,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -501,10 +500,8 @@ def main() -> None:
             if options.json:
                 raw = {"rows": bench.raw, "table": lines, "scale": options.scale}
                 report.write_json(options.json, {**raw, "notes": bench.notes})
-    packages = ("petastorm", "pyarrow", "numpy", "tensorflow", "simplejpeg")
-    installed = {each.name: each.version for each in metadata.distributions()}
-    versions = ", ".join(f"{name} {installed[name]}" for name in packages if name in installed)
-    print(f"\n{report.machine()}, {versions}; medians of {options.rounds}\n")
+    packages = ("petastorm", "pyarrow", "numpy", "tensorflow", "tensorflow-cpu", "simplejpeg")
+    print(f"\n{report.machine(*packages)}; medians of {options.rounds}\n")
     heads = ["", "ours", "peer", "ratio", "target", ""]
     print(report.table(heads, [[*line[:3], *line.cells] for line in lines]))
     for note in bench.notes:

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,11 +18,18 @@ from typing import Any, NamedTuple
 _PACKAGES = ("horovod", "pyspark", "torch")
 
 
-def machine() -> str:
-    """Cores, memory and versions of this machine, without its name."""
+def machine(*packages: str) -> str:
+    """Cores, memory and versions of this machine, without its name.
+
+    Args:
+        packages: further packages; those that are not installed are left out.
+    """
     cores = len(os.sched_getaffinity(0))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    versions = [f"{name} {metadata.version(name)}" for name in _PACKAGES]
+    versions = []
+    for name in (*_PACKAGES, *packages):
+        with suppress(metadata.PackageNotFoundError):
+            versions.append(f"{name} {metadata.version(name)}")
     python = f"Python {platform.python_version()}"
     return ", ".join([f"{cores} cores", f"{memory:.0f} GiB", python, *versions])
 

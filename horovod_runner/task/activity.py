@@ -114,7 +114,8 @@ class Activity:
             pid: its process.
             thread: what psutil says of it.
             known: what was known of all threads.
-            polls: whether it may poll, as Horovod's threads do: a small share is no work then.
+            polls: whether it may be one of Horovod's threads. They poll, which takes some of a
+                core without any work, so a thread counts as busy from a larger share on.
 
         Returns:
             Whether it was busy.
