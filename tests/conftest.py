@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 SESSION = "HOROVOD_RUNNER_TEST_SESSION"
 _LONG = {"stories", "real", "test_packed.py"}
 _BEFORE = dict(os.environ)
+_FOLDER = pytest.StashKey[str]()  # made by pytest_configure, removed by pytest_unconfigure
 faulthandler.enable()
 pytest.register_assert_rewrite("tests.notebooks")
 
@@ -78,6 +79,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # Temporary files and the list of runs are in folders of this process alone. Their path is
     # short, for sockets lie in them, and others may look into it, as munge wants.
     folder = tempfile.mkdtemp(prefix="hr-", dir="/tmp")
+    config.stash[_FOLDER] = folder
     os.chmod(folder, 0o755)
     os.environ["TMPDIR"] = tempfile.tempdir = folder
     os.environ["XDG_STATE_HOME"] = f"{folder}/state"
@@ -89,9 +91,12 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"--places: {', '.join(unknown)} is none of {', '.join(PLACES)}")
 
 
-def pytest_unconfigure() -> None:
+def pytest_unconfigure(config: pytest.Config) -> None:
     gc.freeze()  # or the end of the interpreter would search for garbage
-    shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)
+    # Not tempfile.gettempdir(): that is /tmp if pytest_configure failed before it made the folder.
+    folder = config.stash.get(_FOLDER, None)
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _allowed(config: pytest.Config) -> list[str]:
