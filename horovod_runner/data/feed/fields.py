@@ -249,9 +249,7 @@ def _image_columns(name: str, image: Image, available: Mapping[str, Column]) -> 
     return [name] if image.cache else image_columns(name, available)
 
 
-def _parts(
-    available: Columns, options: FeedOptions
-) -> Mapping[str, str | Sequence[str]]:
+def _parts(available: Columns, options: FeedOptions) -> Mapping[str, str | Sequence[str]]:
     """The column or columns of each part of a batch, by the part's name."""
     wanted, images = options.columns, options.images or {}
     if isinstance(wanted, Mapping):

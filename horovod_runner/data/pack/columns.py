@@ -76,9 +76,7 @@ class Column:
     @property
     def is_settled(self) -> bool:
         """Whether the type alone decides the column; a list may still turn out to be a vector."""
-        return self.is_ragged_text or (
-            self.kind not in ("list", "object") and -1 not in self.shape
-        )
+        return self.is_ragged_text or (self.kind not in ("list", "object") and -1 not in self.shape)
 
     @property
     def is_ragged_text(self) -> bool:
@@ -311,9 +309,7 @@ def _cells_dtype(type_: pa.DataType) -> str | None:
     return None
 
 
-def read(
-    batch: pa.RecordBatch, column: Column, fill_null: object = None, first: int = 0
-) -> Rows:
+def read(batch: pa.RecordBatch, column: Column, fill_null: object = None, first: int = 0) -> Rows:
     """Read one column of a record batch.
 
     Args:
@@ -420,9 +416,7 @@ def _without_nulls(array: pa.Array, column: Column, fill_null: object) -> pa.Arr
     return pc.fill_null(array, pa.scalar(fill_null, type=array.type))
 
 
-def check_fill_nulls(
-    schema: pa.Schema, columns: Columns, fill_null: Mapping[str, object]
-) -> None:
+def check_fill_nulls(schema: pa.Schema, columns: Columns, fill_null: Mapping[str, object]) -> None:
     """Check that values can replace the nulls of columns.
 
     Raises:
@@ -580,9 +574,7 @@ def settle(column: Column, batches: Iterable[pa.RecordBatch], ragged: Sequence[s
     """
     if column.is_settled or (column.kind in ("list", "object") and column.name in ragged):
         return column
-    sizes = [
-        sizes_of(_plain(column_at(batch, column.name))) for batch in batches if batch.num_rows
-    ]
+    sizes = [sizes_of(_plain(column_at(batch, column.name))) for batch in batches if batch.num_rows]
     if column.shape == (-1,) and column.kind == "vector":
         width = sizes[0][0][0] if sizes else 0
         return Column(column.name, "vector", column.dtype, (width,))

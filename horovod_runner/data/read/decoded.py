@@ -44,9 +44,7 @@ class Decoded:
         """
         prefixes = tuple(f"{name}." for name in self.images)
         known = self.reader.columns
-        others = {
-            name: column for name, column in known.items() if not name.startswith(prefixes)
-        }
+        others = {name: column for name, column in known.items() if not name.startswith(prefixes)}
         pixels = {
             name: Column(name, "vector", "uint8", image.shape)
             for name, image in self.images.items()

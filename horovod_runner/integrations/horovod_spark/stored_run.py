@@ -95,9 +95,7 @@ class StoredRun:
             **options,
         )
         with backend.output():
-            return runner.run(
-                train, training=training, **rows.datasets(columns)
-            ), runner.last_run
+            return runner.run(train, training=training, **rows.datasets(columns)), runner.last_run
 
     def _log_sinks(self) -> list[Any]:
         """Writes TensorBoard's logs where the store has them, if that can be done."""
