@@ -14,9 +14,7 @@ from horovod_runner.data.feed.options import FeedOptions
 from horovod_runner.data.pack.buffers import Buffers
 from horovod_runner.data.pack.columns import Array, Column, Columns, Rows
 from horovod_runner.data.pack.images import Image, ImageLayout, decode_rows, image_columns
-from horovod_runner.data.pack.nested import matches
 from horovod_runner.errors import DataError
-
 
 _decode_lists: Final = msgspec.msgpack.Decoder(list[Any]).decode
 
@@ -339,8 +337,7 @@ def _field(
     wanted: str | Sequence[str],
     options: FeedOptions,
 ) -> Field:
-    is_key = isinstance(wanted, str) and any(matches(each, wanted) for each in available.maps)
-    single = isinstance(wanted, str) and (wanted in available or is_key)
+    single = isinstance(wanted, str) and wanted in available
     names = [wanted] if isinstance(wanted, str) else wanted
     columns = tuple(column for each in names for column in available.find(each))
     if not single and (odd := [column.name for column in columns if not column.is_fixed]):
