@@ -77,8 +77,11 @@ class Shard:
 
     @property
     def columns(self) -> list[str]:
-        """Names of the columns; fields of a struct have dotted names."""
-        return list(self._reader.columns)
+        """Names of the columns that can become tensors.
+
+        Fields of a struct have dotted names, and "m.*" stands for the values of a map's keys.
+        """
+        return self._reader.columns.listed
 
     def __repr__(self) -> str:
         try:
@@ -255,7 +258,7 @@ class Shard:
             available = reader.columns
             names = names_of(available, options)
             settled = reader.settle(names)
-            available = {**available, **{column.name: column for column in settled}}
+            available = available.changed(settled)
             fields = fields_of(available, options)
             store = self._store(reader, names, settled, repr(cached) if cached else "")
             return store, fields

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
+import numpy as np
 import pyarrow as pa
 
 from horovod_runner.common.arguments import parameters_of, suggest_fields
@@ -16,10 +18,12 @@ from horovod_runner.data.read.listing import Reading, ReadingArguments
 from horovod_runner.data.read.readers import (
     ArrowReader,
     Deferred,
+    Pieces,
     Reader,
     Table,
     TableFile,
     name_in_errors,
+    same_name,
 )
 from horovod_runner.data.read.spill import Spilled
 from horovod_runner.errors import DataError
@@ -69,7 +73,7 @@ class Source(ABC):
         reader = self._prepare("", None)
         if not isinstance(reader, ArrowReader):
             raise DataError(f"{type(self).__name__} shows no rows outside a run")
-        batches = reader.read(0, list(reader.columns))
+        batches = reader.read(0, reader.schema.names)
         return next(batch for batch in batches if batch.num_rows).slice(0, count)
 
 
@@ -96,7 +100,7 @@ class parquet(Source):  # noqa: N801 - reads as a call
         self._reading = Reading(**options)
 
     def _prepare(self, name: str, shared: Path | None) -> Prepared:
-        return _checked(listing.find(self._path, self._reading))
+        return _checked(listing.find(self._path, self._reading), self._reading.columns)
 
 
 @suggest_fields(_ALIASES, options=_OPTIONS)
@@ -122,7 +126,8 @@ class delta(Source):  # noqa: N801 - reads as a call
     def _prepare(self, name: str, shared: Path | None) -> Prepared:
         from horovod_runner.data.read import delta_table
 
-        return _checked(delta_table.find(self._path, self._version, self._reading))
+        found = delta_table.find(self._path, self._version, self._reading)
+        return _checked(found, self._reading.columns)
 
 
 @suggest_fields(_ALIASES, options=_OPTIONS)
@@ -193,7 +198,8 @@ class petastorm(Source):  # noqa: N801 - reads as a call
                 groups=sum(len(groups) for part in plain.parts for _, groups in part),
             )
         files = listing.find(self._url, self._reading)
-        return _checked(files if codecs is None else petastorm_format.decoding(files, codecs))
+        reader = files if codecs is None else petastorm_format.decoding(files, codecs)
+        return _checked(reader, self._reading.columns)
 
 
 class _Table(Source):
@@ -210,32 +216,40 @@ class _Table(Source):
 
     def _prepare(self, name: str, shared: Path | None) -> Prepared:
         given = self._table
-        table = (given if isinstance(given, pa.Table) else _from_pandas(given)).unify_dictionaries()
-        units, digest = [len(table)], _digest(table)
+        arrow = without_twins(given) if isinstance(given, pa.Table) else pandas_table(given)
+        table = arrow.unify_dictionaries()
+        nulls = {
+            column: f"column {column!r} has nulls ({table[column].null_count} of {len(table)} "
+            "rows), and a tensor cannot hold nulls. Leave those rows out, or fill them first: "
+            "df.fillna for a pandas DataFrame"
+            for column in table.column_names
+            if table[column].null_count
+        }
+        table = table.replace_schema_metadata(column_types.refusing(table.schema, nulls).metadata)
+        known: dict[str, Any] = {
+            "schema": table.schema,
+            "units": [len(table)],
+            "fingerprint": _digest(table),
+        }
         if shared is None:
-            reader: ArrowReader = Table(
-                table=table, schema=table.schema, units=units, fingerprint=digest
-            )
-        else:
-            path = shared / f"table-{name}.arrow"
-            _write(table, path)
-            reader = TableFile(path=path, schema=table.schema, units=units, fingerprint=digest)
-        checked = _checked(reader)
-        for column in table.column_names:
-            if table[column].null_count:
-                raise DataError(
-                    f"column {column!r} has nulls ({table[column].null_count} of {len(table)} "
-                    "rows), and a tensor cannot hold nulls. Leave those rows out, or fill them "
-                    "first: df.fillna for a pandas DataFrame"
-                )
-        return checked
+            return _checked(Table(table=table, **known))
+        path = shared / f"table-{name}.arrow"
+        _write(table, path)
+        return _checked(TableFile(path=path, **known))
 
 
 class DataFrameSource(Source):
-    """A Spark DataFrame."""
+    """A Spark DataFrame.
 
-    def __init__(self, dataframe: DataFrame) -> None:
+    Args:
+        dataframe: the DataFrame.
+        columns: those that are known to be read: they are refused before the launch, where the
+            rows are packed before it.
+    """
+
+    def __init__(self, dataframe: DataFrame, columns: Iterable[str] = ()) -> None:
         self.dataframe = dataframe
+        self._columns = list(columns)
 
     def head(self, count: int) -> pa.RecordBatch:
         """See :class:`Source`."""
@@ -250,21 +264,24 @@ class DataFrameSource(Source):
         from horovod_runner.data.read import staging
 
         if shared is None:
-            return Spilled(name, staging.bounded_schema(self.dataframe))
-        return _with_rows(staging.stage(self.dataframe, shared))
+            return Spilled(name, staging.Readable.of(self.dataframe).schema)
+        pieces = _with_rows(staging.stage(self.dataframe, shared))
+        for column in self._columns:
+            pieces.columns.find(column)
+        return pieces
 
 
 class Staged(Source):
     """Rows that were packed before the run, in a folder that the ranks can read."""
 
-    def __init__(self, pieces: Reader) -> None:
+    def __init__(self, pieces: Pieces) -> None:
         self._pieces = pieces
 
     def _prepare(self, name: str, shared: Path | None) -> Prepared:
         return _with_rows(self._pieces)
 
 
-def _with_rows(pieces: Reader) -> Reader:
+def _with_rows(pieces: Pieces) -> Pieces:
     if not pieces.units:
         raise DataError("it has no rows: check the query")
     return pieces
@@ -284,18 +301,54 @@ def source_of(value: object) -> Source | None:
     return None
 
 
-def _from_pandas(dataframe: Any) -> pa.Table:
-    # Spark Connect leaves objects in attrs of which Arrow warns that JSON has no such type.
-    dataframe = dataframe.copy(deep=False)
-    dataframe.attrs = {}
-    try:
-        return pa.Table.from_pandas(dataframe, preserve_index=False)
-    except (pa.ArrowException, ValueError, TypeError) as error:
-        raise DataError(
-            "the pandas DataFrame cannot be converted to Arrow, whose columns have one type each: "
-            f"{error}. Leave those columns out, or turn them into numbers, lists of numbers, text "
-            "or bytes first"
-        ) from error
+def without_twins(table: pa.Table) -> pa.Table:
+    """A table without columns of the same name; its schema notes why, see `columns.refusing`."""
+    counts = Counter(table.column_names)
+    refused = {name: same_name(name) for name, count in counts.items() if count > 1}
+    kept = table.select([at for at, name in enumerate(table.column_names) if name not in refused])
+    return kept.replace_schema_metadata(column_types.refusing(kept.schema, refused).metadata)
+
+
+def pandas_table(dataframe: Any) -> pa.Table:
+    """A pandas DataFrame as an Arrow table, without the columns that Arrow cannot hold.
+
+    Its schema notes why, see `columns.refusing`.
+    """
+    arrays: dict[str, pa.Array] = {}
+    refused: dict[str, str] = {}
+    names = [str(name) for name in dataframe.columns]
+    for at, name in enumerate(names):
+        if names.count(name) > 1:
+            refused[name] = same_name(name)
+            continue
+        try:
+            arrays[name] = _series(dataframe.iloc[:, at])
+        except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+            refused[name] = (
+                f"column {name!r} of the pandas DataFrame cannot be converted to Arrow, whose "
+                f"columns have one type each: {error}. Leave it out, or turn it into numbers, "
+                "lists of numbers, text or bytes first"
+            )
+    table = pa.table(arrays)
+    return table.replace_schema_metadata(column_types.refusing(table.schema, refused).metadata)
+
+
+def _series(values: Any) -> pa.Array:
+    """A pandas column as an Arrow array; arrays of several dimensions become lists of lists."""
+    if str(values.dtype).startswith("Sparse"):
+        values = values.sparse.to_dense()
+    if str(values.dtype) == "object":
+        if any(hasattr(value, "toArray") for value in values):  # vectors of Spark ML
+            values = [v.toArray() if hasattr(v, "toArray") else v for v in values]
+        arrays = [value for value in values if isinstance(value, np.ndarray)]
+        levels = max((array.ndim for array in arrays), default=0)
+        if levels > 1:
+            type_ = pa.from_numpy_dtype(np.result_type(*arrays))
+            for _ in range(levels):
+                type_ = pa.list_(type_)
+            return pa.array([v.tolist() if isinstance(v, np.ndarray) else v for v in values], type_)
+    array = pa.array(values, from_pandas=True)
+    return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
 
 
 def dataframes_of(sources: Mapping[str, Source]) -> dict[str, DataFrame]:
@@ -307,20 +360,25 @@ def dataframes_of(sources: Mapping[str, Source]) -> dict[str, DataFrame]:
     }
 
 
-def _checked(reader: ArrowReader) -> ArrowReader:
-    """Refuse columns that cannot become tensors, before anything is launched."""
+def _checked(reader: ArrowReader, asked: Sequence[str] | None = None) -> ArrowReader:
+    """Refuse what is known to fail before anything is launched.
+
+    Args:
+        reader: the dataset.
+        asked: columns that are asked for already; only those have to become tensors.
+
+    Raises:
+        DataError: there are no rows or columns, or one that is asked for cannot become a tensor.
+    """
+    refused = column_types.refused_in(reader.schema)
+    if not reader.schema.names and refused:
+        raise DataError("; ".join(refused.values()))
     if not sum(reader.units):
         raise DataError("it has no rows: check its path and filter")
-    if not reader.columns:
+    if not reader.schema.names:
         raise DataError("it has no columns")
-    for name in reader.fill_null:
-        if name not in reader.columns:
-            raise DataError(
-                f"fill_null names {name!r}, and the columns are {', '.join(reader.columns)}"
-            )
-        type_ = column_types.leaves(reader.schema)[name]
-        column_types.check_fill_null(name, type_, reader.fill_null[name])
-    reader.settle(list(reader.columns))
+    column_types.check_fill_nulls(reader.schema, reader.columns, reader.fill_null)
+    reader.settle(list(asked or ()))
     return reader
 
 
@@ -340,7 +398,8 @@ def _digest(table: pa.Table) -> str:
     """A fingerprint of a table: its schema, its size, and the first bytes of each column."""
     import hashlib
 
-    digest = hashlib.blake2b(repr((table.schema, len(table))).encode(), digest_size=8)
+    about = repr((table.schema.remove_metadata(), len(table)))
+    digest = hashlib.blake2b(about.encode(), digest_size=8)
     for batch in table.to_batches():
         for column in batch.columns:
             for buffer in column.buffers():

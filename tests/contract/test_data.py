@@ -208,37 +208,53 @@ def test_spark_types_become_arrays(ranks: Ranks) -> None:
     assert features == [[0.0, 0.0, 4.0], [1.0, 2.0, 3.0]]
 
 
-def never(**_: Any) -> None:
-    log_to_driver("the run has begun")
-
-
-# For each mistake: an Arrow table or columns of pandas that have it, a Spark query, and the errors.
-MAPS = pa.table({"what": pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int64()))})
-MISTAKES: dict[str, tuple[Any, list[str], str, str]] = {
-    "type": (MAPS, ["map('k', 1) AS what"], "'what' .*map<", "'what' .*map<"),
-    "names": (["a", "a"], ["id a", "id a"], "Duplicate column names", "two columns .*'a'"),
-    "null": (
-        pa.table({"a": [1.0, None]}),
-        ["IF(id = 200, NULL, id) AS a"],
-        "'a' .*nulls",
-        "'a' .*nulls",
-    ),
+# For each mistake: an Arrow table or columns of pandas that have it, a Spark query, and the error.
+MAPS = pa.table({"what": pa.array([[("k", 1)], []] * 2, pa.map_(pa.string(), pa.int64()))})
+NULLS = pa.table({"what": [1.0, 2.0, None, 3.0]})
+MISTAKES: dict[str, tuple[Any, str, str]] = {
+    "map": (MAPS, "map('k', 1) AS what", "'what' is a map"),
+    "key": (MAPS, "map('j', 1) AS what", r"'what\.k' has nulls"),
+    "null": (NULLS, "IF(id = 2, NULL, id) AS what", "'what' has nulls"),
+    "names": (["what", "what"], "id what", "two columns .*'what'"),
 }
+
+
+def asks(train: Shard, columns: list[str]) -> list[int]:
+    """The good rows, and then what a rank is refused."""
+    good = [int(row) for batch in train.batches(1, ["good"]) for row in batch["good"]]
+    log_to_driver(f"good {good}")
+    train.batches(1, columns)
+    return good
 
 
 @pytest.mark.places("local", "spark", "connect")
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_data_that_cannot_become_tensors_are_refused_before_the_launch(
+def test_a_column_is_refused_only_when_main_asks_for_it(
     ranks: Ranks, mistake: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bad, query, message, of_spark = MISTAKES[mistake]
+    bad, query, message = MISTAKES[mistake]
     if ranks.spark is not None:
-        bad, message = ranks.spark.range(300).selectExpr(*query), of_spark
+        twice = [query] if mistake == "names" else []
+        data = ranks.spark.range(4).selectExpr("id AS good", query, *twice)
     elif isinstance(bad, list):
-        bad = frame_of([[1, 2]], columns=bad)
+        data = frame_of([[row, 0, 0] for row in range(4)], columns=["good", *bad])
+    else:
+        data = bad.append_column("good", pa.array(range(4)))
     with pytest.raises(DataError, match=f"train: .*{message}"):
-        ranks.run(2, never, train=bad)
-    assert "begun" not in capsys.readouterr().out
+        ranks.run(1, asks, train=data, columns=["what.k" if mistake == "key" else "what"])
+    assert "good [" in capsys.readouterr().out
+
+
+@pytest.mark.places("local", "spark", "connect")
+def test_a_dataset_of_which_nothing_can_be_used_is_refused_before_the_launch(
+    ranks: Ranks, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = frame_of([[1, 2]], columns=["a", "a"])
+    if ranks.spark is not None:
+        data = ranks.spark.range(3).selectExpr("id a", "id a")
+    with pytest.raises(DataError, match=r"train: two columns .*'a'"):
+        ranks.run(1, asks, train=data, columns=["a"])
+    assert "good" not in capsys.readouterr().out
 
 
 @pytest.mark.places("local", "spark", "connect")

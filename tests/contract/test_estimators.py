@@ -110,6 +110,35 @@ def by_hand(data: Any, epochs: int, batch_size: int) -> list[Any]:
 
 
 @on_classic_spark
+def test_columns_inside_others_train_and_score_as_plain_ones(spark: SparkSession) -> None:
+    """Beside columns that nobody asks for, which Spark cannot even send to Python."""
+    from pyspark.sql import functions as f
+
+    df = line(spark).coalesce(1)
+    odd = df.select(
+        "id",
+        f.create_map(f.lit("a"), "a", f.lit("other"), "id").alias("prefs"),
+        f.struct("b", f.create_map("id", "id").alias("odd")).alias("point"),
+        "label",
+        f.expr("make_interval(1)").alias("gap"),
+        f.lit(1).alias("two"),
+        f.lit(2).alias("two"),
+        f.expr("IF(id = 3, NULL, id)").alias("nulls"),
+    )
+    inside = regression(feature_cols=[["prefs.a", "point.b"]]).fit(odd)
+    plain = regression().fit(df)
+    for got, wanted in zip(weights(inside), weights(plain), strict=True):
+        np.testing.assert_array_equal(got, wanted)
+    scored = inside.transform(odd.select("id", "prefs", "point")).sort("id")
+    expected = [row.prediction for row in plain.transform(df).sort("id").collect()]
+    assert [row.prediction for row in scored.collect()] == expected
+    with pytest.raises(DataError, match=r"two columns .*'two'.*feature_cols"):
+        regression(feature_cols=[["prefs.a", "two"]]).fit(odd)
+    with pytest.raises(DataError, match=r"train: column 'nulls' has nulls .*Imputer"):
+        regression(feature_cols=[["prefs.a", "nulls"]]).fit(odd)
+
+
+@on_classic_spark
 @pytest.mark.parametrize("np_", [1, 2])
 def test_the_weights_are_those_of_a_loop_by_hand(spark: SparkSession, np_: int) -> None:
     """With one rank and with two, the last batch of an epoch included, which is not full."""

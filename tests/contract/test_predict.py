@@ -291,6 +291,23 @@ def test_rows_become_what_training_gets(spark: SparkSession) -> None:
     assert sorted(got.values()) == sorted(trained)
 
 
+def test_the_value_of_a_key_that_a_row_lacks_is_filled_or_left_out(spark: SparkSession) -> None:
+    rows = spark.range(4).selectExpr(
+        "id", "map(IF(id = 2, 'b', 'a'), CAST(id AS double)) AS m", "1 AS two", "2 AS two"
+    )
+
+    def same(parts: Any) -> Any:
+        return parts["m.a"]
+
+    options: dict[str, Any] = {"columns": ["m.a"], "output": {"p": "double"}, "keep": ["id"]}
+    filled = predict(rows, same, fill_null={"m.a": -1.0}, **options)
+    assert values(filled, "id", "p") == [(0, 0.0), (1, 1.0), (2, -1.0), (3, 3.0)]
+    left_out = predict(rows, same, on_error="null", **options)
+    assert values(left_out, "id", "p") == [(0, 0.0), (1, 1.0), (2, None), (3, 3.0)]
+    with pytest.raises(DataError, match=r"'two'.*keep="):
+        predict(rows, same, **{**options, "keep": None})
+
+
 def test_rows_that_cannot_be_scored_are_null_and_counted(spark: SparkSession) -> None:
     from pyspark.sql import Observation
 

@@ -41,6 +41,8 @@ TABLE = pa.table(
         "text": [f"row {n}" for n in range(ROWS)],
         "ragged": [[n] * (n % 4) for n in range(ROWS)],
         "image": [png(n) for n in range(ROWS)],
+        "words": [["w"] * (n % 3) for n in range(ROWS)],
+        "boxes": [[[n] * (n % 2 + 1)] * (n % 3) for n in range(ROWS)],
     }
 )
 COLUMNS = {"x": ["a", "b"], "y": "n"}
@@ -195,7 +197,9 @@ def test_tensorflow_gets_tuples_of_tensors(shard: Shard) -> None:
 
 
 @pytest.mark.parametrize(
-    "columns", [["n", "flag"], ["n", "text"], ["n", "ragged"], ["n", "image"]], ids="-".join
+    "columns",
+    [["n", name] for name in ("flag", "text", "ragged", "image", "words", "boxes")],
+    ids="-".join,
 )
 def test_tensorflow_gets_the_same_batches_as_torch(shard: Shard, columns: list[str]) -> None:
     images = {"image": Image(4, 5, layout="HWC")} if "image" in columns else {}
@@ -211,9 +215,14 @@ def test_tensorflow_gets_the_same_batches_as_torch(shard: Shard, columns: list[s
 
 def _plain(values: Any) -> Any:
     if isinstance(values, list):
-        return [v if isinstance(v, str) else v.tolist() for v in values]
-    plain = values.to_list() if hasattr(values, "to_list") else values.numpy().tolist()
-    return [v.decode() if isinstance(v, bytes) else v for v in plain]
+        return [_plain(value) for value in values]
+    if isinstance(values, str | int | float | bool):
+        return values
+    if isinstance(values, bytes):
+        return values.decode()
+    if hasattr(values, "to_list"):
+        return _plain(values.to_list())
+    return _plain(values.tolist() if hasattr(values, "tolist") else values.numpy().tolist())
 
 
 FLOATS = {"c": "c", "x": ["a", "c"], "b": "b", "n": "n", "v": "v", "ragged": "floats"}

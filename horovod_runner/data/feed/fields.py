@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
+import msgspec
 import numpy as np
 
 from horovod_runner.data.feed.options import FeedOptions
 from horovod_runner.data.pack.buffers import Buffers
-from horovod_runner.data.pack.columns import Array, Column, Rows
+from horovod_runner.data.pack.columns import Array, Column, Columns, Rows
 from horovod_runner.data.pack.images import Image, ImageLayout, decode_rows, image_columns
 from horovod_runner.errors import DataError
+
+_decode_lists: Final = msgspec.msgpack.Decoder(list[Any]).decode
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,8 @@ class Field:
         single: whether it is one column by itself, not a list of columns.
         dtype: type to convert numbers to; empty keeps their type.
         pad: number that fills up short rows of a ragged column; None keeps rows ragged.
-        length: length to fill up or cut rows to; None: the longest row of the batch.
+        length: length to fill up or cut rows to, one for each level of lists of lists; None: the
+            longest row of the batch.
         image: what images become.
         image_name: name of the images among the dataset's columns.
         layout: layout of the images in the batch.
@@ -37,7 +41,7 @@ class Field:
     single: bool
     dtype: str = ""
     pad: float | None = None
-    length: int | None = None
+    length: Any = None
     image: Image | None = None
     image_name: str = ""
     layout: ImageLayout = "HWC"
@@ -49,7 +53,11 @@ class Field:
             not self.single
             or self.image is not None
             or self.columns[0].is_fixed
-            or (self.columns[0].kind == "list" and self.pad is not None and self.length is not None)
+            or (
+                self.columns[0].kind in ("list", "object")
+                and self.pad is not None
+                and self.length is not None
+            )
         )
 
     @property
@@ -62,6 +70,8 @@ class Field:
         if not self.single:
             return (sum(column.width for column in self.columns),)
         column = self.columns[0]
+        if column.kind == "object":
+            return self.length or (None,) * len(column.shape)
         if column.kind == "list":
             return (self.length,)
         return column.shape
@@ -133,6 +143,12 @@ class Field:
         if column.kind == "list":
             return rows.cut(rows.values.astype(self.dtype or rows.values.dtype, copy=False))
         cells = rows.cut(rows.values.tobytes())
+        if column.kind == "object":
+            lists = [_decode_lists(cell) for cell in cells]
+            if self.pad is None:
+                return lists
+            dtype, levels = self.dtype or column.dtype, len(column.shape)
+            return _padded_lists(lists, self.pad, self.length or _longest(lists, levels), dtype)
         return cells if column.kind == "bytes" else [cell.decode() for cell in cells]
 
 
@@ -171,11 +187,37 @@ def _padded(rows: Rows, pad: float, length: int | None, dtype: str) -> Array:
     return padded
 
 
-def names_of(available: Mapping[str, Column], options: FeedOptions) -> list[str]:
+def _longest(lists: Sequence[Any], levels: int) -> tuple[int, ...]:
+    """The longest length at each level of some lists of lists."""
+    sizes: list[int] = []
+    for _ in range(levels):
+        sizes.append(max(map(len, lists), default=0))
+        lists = [entry for each in lists for entry in each]
+    return tuple(sizes)
+
+
+def _padded_lists(lists: Sequence[Any], pad: float, sizes: tuple[int, ...], dtype: str) -> Array:
+    """Lists of lists as an array of shape (rows, *sizes), filled up with ``pad``."""
+    padded = np.full((len(lists), *sizes), pad, dtype)
+
+    def fill(target: Array, entries: Sequence[Any]) -> None:
+        if target.ndim == 1:
+            part = entries[: len(target)]
+            target[: len(part)] = part
+            return
+        for inner, entry in zip(target, entries, strict=False):
+            fill(inner, entry)
+
+    for row, entries in zip(padded, lists, strict=True):
+        fill(row, entries)
+    return padded
+
+
+def names_of(available: Columns, options: FeedOptions) -> list[str]:
     """The columns that a batch needs, in the dataset's order.
 
     Raises:
-        DataError: there is no such column.
+        DataError: there is no such column, or it cannot become a tensor.
         TypeError: ``columns`` is neither a list of names nor a mapping.
         ValueError: ``columns`` is empty.
     """
@@ -188,10 +230,11 @@ def names_of(available: Mapping[str, Column], options: FeedOptions) -> list[str]
         for column in (
             _image_columns(name, images[name], available)
             if name in images
-            else [column.name for column in _expand([name], available)]
+            else [column.name for column in available.find(name)]
         )
     }
-    return [name for name in available if name in chosen]
+    # Values of a map's keys come behind.
+    return [name for name in available if name in chosen] + sorted(chosen - set(available))
 
 
 def flat_names(parts: Iterable[str | Sequence[str]]) -> list[str]:
@@ -204,9 +247,7 @@ def _image_columns(name: str, image: Image, available: Mapping[str, Column]) -> 
     return [name] if image.cache else image_columns(name, available)
 
 
-def _parts(
-    available: Mapping[str, Column], options: FeedOptions
-) -> Mapping[str, str | Sequence[str]]:
+def _parts(available: Columns, options: FeedOptions) -> Mapping[str, str | Sequence[str]]:
     """The column or columns of each part of a batch, by the part's name."""
     wanted, images = options.columns, options.images or {}
     if isinstance(wanted, Mapping):
@@ -220,7 +261,9 @@ def _parts(
         _check_names(wanted, "columns")
     else:
         heads = tuple(f"{name}." for name in images)
-        others = [name for name in available if name not in images and not name.startswith(heads)]
+        others = [
+            name for name in available.all() if name not in images and not name.startswith(heads)
+        ]
         wanted = [*others, *images]
     return {name: name for name in wanted}
 
@@ -242,7 +285,7 @@ def _check_names(names: object, what: str) -> None:
         raise ValueError(f"{what} is empty: name at least one column")
 
 
-def fields_of(available: Mapping[str, Column], options: FeedOptions) -> list[Field]:
+def fields_of(available: Columns, options: FeedOptions) -> list[Field]:
     """The parts of a batch.
 
     Args:
@@ -290,12 +333,13 @@ def _image_field(
 
 def _field(
     name: str,
-    available: Mapping[str, Column],
+    available: Columns,
     wanted: str | Sequence[str],
     options: FeedOptions,
 ) -> Field:
     single = isinstance(wanted, str) and wanted in available
-    columns = _expand([wanted] if isinstance(wanted, str) else wanted, available)
+    names = [wanted] if isinstance(wanted, str) else wanted
+    columns = tuple(column for each in names for column in available.find(each))
     if not single and (odd := [column.name for column in columns if not column.is_fixed]):
         raise DataError(
             f"part {name!r} cannot hold {', '.join(map(repr, odd))} beside other columns: text, "
@@ -305,14 +349,21 @@ def _field(
     filler = (options.pad_ragged or {}).get(name)
     value, length = filler if isinstance(filler, tuple) else (filler, None)
     if value is not None:
+        if columns[0].is_ragged_text:
+            raise DataError(
+                f"pad_ragged names {name!r}, whose lists hold text or bytes: only lists of numbers "
+                "are filled up. transform= gets them as lists, and may return arrays"
+            )
         _check_pad(name, value, dtype or columns[0].dtype)
+    if columns[0].kind == "object" and length is not None:
+        _check_sizes(name, value, length, len(columns[0].shape))
     return Field(name, columns, single, dtype, value, length)
 
 
 def _dtype(name: str, columns: Sequence[Column], options: FeedOptions) -> str:
     """The type to convert a part to; empty keeps it."""
     dtype = options.dtype_of(name)
-    if columns[0].kind in ("text", "bytes"):
+    if columns[0].kind in ("text", "bytes") or columns[0].is_ragged_text:
         if dtype and not isinstance(options.dtypes, str):  # one type for all counts for numbers
             raise DataError(
                 f"dtypes names {name!r}, which is {columns[0].kind}: only numbers have a type to "
@@ -324,6 +375,16 @@ def _dtype(name: str, columns: Sequence[Column], options: FeedOptions) -> str:
     return dtype
 
 
+def _check_sizes(name: str, value: object, length: object, levels: int) -> None:
+    """Check that lists of lists are given a length for each level."""
+    if not isinstance(length, tuple) or len(length) != levels:
+        example = ", ".join(["8"] * levels)
+        raise DataError(
+            f"pad_ragged={{{name!r}: ({value!r}, {length!r})}} does not fit {name!r}, which has "
+            f"lists in {levels} levels: give a length for each, ({value!r}, ({example}))"
+        )
+
+
 def _check_pad(name: str, value: object, dtype: str) -> None:
     fits = isinstance(value, int | float | np.number) and (
         np.dtype(dtype).kind not in "iu" or float(value).is_integer()
@@ -333,17 +394,3 @@ def _check_pad(name: str, value: object, dtype: str) -> None:
             f"pad_ragged={{{name!r}: {value!r}}} does not fit {dtype}: give a number that fits, or "
             f"convert the column to another type: dtypes={{{name!r}: 'float32'}}"
         )
-
-
-def _expand(names: Sequence[str], available: Mapping[str, Column]) -> tuple[Column, ...]:
-    """The columns of some names; the name of a struct stands for all its fields."""
-    columns: list[Column] = []
-    for name in names:
-        if name in available:
-            columns.append(available[name])
-            continue
-        fields = [column for path, column in available.items() if path.startswith(f"{name}.")]
-        if not fields:
-            raise DataError(f"there is no column {name!r}: the columns are {', '.join(available)}")
-        columns += fields
-    return tuple(columns)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Columns: TypeAlias = Mapping[str, str | Sequence[str]] | Sequence[str]
 Dtypes: TypeAlias = Mapping[str, str] | str
-PadRagged: TypeAlias = Mapping[str, float | tuple[float, int]]
+PadRagged: TypeAlias = Mapping[str, float | tuple[float, int | tuple[int, ...]]]
 Transform: TypeAlias = Callable[[Any], Any]
 Framework: TypeAlias = Literal["numpy", "torch", "tensorflow"]
 #: Arguments of other feeds and of earlier versions of this one, with their names here.
@@ -60,7 +60,8 @@ class RowArguments(TypedDict, total=False):
         dtypes: NumPy types to convert numbers to, by part, or one type for all parts but images.
             None keeps the types in :meth:`Shard.batches`; elsewhere float64 becomes float32.
         pad_ragged: for ragged columns, by part: a number that fills up short rows, to the longest
-            of the batch; or (number, length), which also cuts long ones.
+            of the batch; or (number, length), which also cuts long ones. For lists of lists the
+            length is a tuple, with one for each level.
         images: for columns of images: what they become, by column.
     """
 

@@ -18,7 +18,6 @@ import tensorflow as tf
 
 from horovod_runner.data.feed.feed import Feed, Plan
 from horovod_runner.data.feed.fields import Field
-from horovod_runner.data.pack.columns import Array
 from horovod_runner.worker.profiling.clock import clock
 
 _FEED = "_horovod_runner_feed"
@@ -85,7 +84,7 @@ def _one_by_one(feed: Feed[Any], signatures: Sequence[Any]) -> tf.data.Dataset:
     def batches() -> Iterator[tuple[Any, ...]]:
         for batch in feed:
             yield tuple(
-                _ragged(part) if isinstance(signature, tf.RaggedTensorSpec) else part
+                _ragged(part, signature) if isinstance(signature, tf.RaggedTensorSpec) else part
                 for part, signature in zip(batch, signatures, strict=True)
             )
 
@@ -98,12 +97,18 @@ def _signature(field: Field, batch_rows: int) -> Any:
     kind = field.columns[0].kind if field.single and field.image is None else "number"
     if kind in ("text", "bytes"):
         return tf.TensorSpec([batch_rows], tf.string)
+    levels = len(field.columns[0].shape)
+    if kind == "object" and field.pad is None:
+        dtype = tf.string if field.columns[0].is_ragged_text else field.result_dtype
+        return tf.RaggedTensorSpec([batch_rows] + [None] * levels, dtype, ragged_rank=levels)
     dtype = field.result_dtype
     if kind == "list" and field.pad is None:
         return tf.RaggedTensorSpec([batch_rows, None], dtype, row_splits_dtype=tf.int64)
     return tf.TensorSpec([batch_rows, *field.row_shape], dtype)
 
 
-def _ragged(rows: Sequence[Array]) -> tf.RaggedTensor:
+def _ragged(rows: Sequence[Any], signature: tf.RaggedTensorSpec) -> tf.RaggedTensor:
+    if isinstance(rows[0], list):  # lists of lists, or of text
+        return tf.ragged.constant(rows, signature.dtype, signature.ragged_rank)
     lengths = [len(row) for row in rows]
     return tf.RaggedTensor.from_row_lengths(np.concatenate(rows), lengths)

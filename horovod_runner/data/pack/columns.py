@@ -7,26 +7,44 @@ timestamp, time, duration   int64, microseconds (timestamps since 1970, UTC)
 string, binary              text and bytes
 fixed-size list             a vector; nested lists give more dimensions
 list                        a vector if all rows have the same length, otherwise ragged
+lists of lists              the same with more dimensions
+list of text or bytes       a list for each row
 Spark ML vector             a float64 vector; sparse ones become dense
-struct                      its fields, with dotted names
+struct, list of structs     its fields, with dotted names
+map                         the values of a key, with its dotted name
+
+A column of another type is refused when somebody asks for it, and only then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from horovod_runner.data.pack.nested import (
+    ANY_KEY,
+    column_at,
+    innermost,
+    is_list,
+    is_ml_vector,
+    leaves,
+    map_values,
+    matches,
+)
 from horovod_runner.errors import DataError
 
-Kind = Literal["number", "vector", "list", "text", "bytes"]
+Kind = Literal["number", "vector", "list", "text", "bytes", "object"]
 Array = npt.NDArray[Any]
-_ML_VECTOR: Final = ("type", "size", "indices", "values")
+Sizes = list[tuple[int, int]]
+_REFUSED: Final = b"horovod_runner.refused"
+_decode_refused: Final = msgspec.json.Decoder(dict[str, str]).decode
 # NumPy's names of types that Arrow names otherwise.
 _FLOATS: Final = {"halffloat": "float16", "float": "float32", "double": "float64"}
 
@@ -37,9 +55,11 @@ class Column:
 
     Attributes:
         name: dotted for a field of a struct.
-        kind: the rows of a "list", "text" or "bytes" column differ in length.
-        dtype: NumPy's name of the number type; "uint8" for text and bytes.
-        shape: shape of one row; empty unless ``kind`` is "vector". (-1,) is a vector whose length
+        kind: the rows of a "list", "text", "bytes" or "object" column differ in length. An "object"
+            is a list of lists, or of text or bytes, and is stored as MessagePack.
+        dtype: NumPy's name of the number type; "uint8" for text and bytes. For an "object" of what
+            the lists hold in the end: numbers, "str" or "bytes".
+        shape: shape of one row; empty unless ``kind`` is "vector" or "object". -1 is a size that
             the type does not say.
     """
 
@@ -56,7 +76,17 @@ class Column:
     @property
     def is_settled(self) -> bool:
         """Whether the type alone decides the column; a list may still turn out to be a vector."""
-        return self.kind != "list" and -1 not in self.shape
+        return self.is_ragged_text or (self.kind not in ("list", "object") and -1 not in self.shape)
+
+    @property
+    def is_ragged_text(self) -> bool:
+        """Whether rows are lists of text or bytes."""
+        return self.kind == "object" and self.dtype in ("str", "bytes")
+
+    @property
+    def stored_dtype(self) -> str:
+        """NumPy's name of the type in which its values are stored."""
+        return "uint8" if self.kind == "object" else self.dtype
 
     @property
     def is_fixed(self) -> bool:
@@ -91,20 +121,88 @@ class Rows:
         return [values[a:b] for a, b in zip([0, *ends[:-1]], ends, strict=True)]
 
 
-def leaves(schema: pa.Schema) -> dict[str, pa.DataType]:
-    """All columns by name, with structs replaced by their fields."""
-    types: dict[str, pa.DataType] = {}
-    for field in schema:
-        _add_leaves(field.name, field.type, types)
-    return types
+class Columns(dict[str, Column]):
+    """The columns of a dataset that can become tensors, by name.
+
+    Args:
+        columns: the columns.
+        refused: why others cannot become tensors, by name.
+        maps: what the values of a map become, by "m.*" for a map "m".
+    """
+
+    def __init__(
+        self,
+        columns: Mapping[str, Column],
+        refused: Mapping[str, str] | None = None,
+        maps: Mapping[str, Column] | None = None,
+    ) -> None:
+        super().__init__(columns)
+        self.refused = dict(refused or {})
+        self.maps = dict(maps or {})
+
+    def changed(
+        self, columns: Iterable[Column] = (), refused: Mapping[str, str] | None = None
+    ) -> Columns:
+        """The same columns, some of them known better, or refused."""
+        both = {**self, **{column.name: column for column in columns}}
+        refused = {**self.refused, **(refused or {})}
+        kept = {name: column for name, column in both.items() if name not in refused}
+        return Columns(kept, refused, self.maps)
+
+    @property
+    def listed(self) -> list[str]:
+        """The names to show: keys of a map are "m.*"."""
+        return [*self, *self.maps]
+
+    def find(self, name: str) -> list[Column]:
+        """The columns of a name: one, the value of a map's key, or all fields of a struct.
+
+        Raises:
+            DataError: there is none, or one cannot become a tensor.
+        """
+        if name in self:
+            return [self[name]]
+        if name in self.refused:
+            raise DataError(self.refused[name])
+        for template, column in self.maps.items():
+            head = template.partition(f".{ANY_KEY}")[0]
+            if name in (template, head) or head.startswith(f"{name}."):
+                raise DataError(
+                    f"column {head!r} is a map, which has other keys in each row: ask for the "
+                    f"values of a key by name, {template.replace(ANY_KEY, 'KEY')!r}, or for several"
+                )
+            if matches(template, name):
+                return [replace(column, name=name)]
+        for other, why in self.refused.items():
+            is_around = name.startswith(f"{other}.") or other.startswith(f"{name}.")
+            if is_around or _is_key_of(other, name):
+                raise DataError(why)
+        fields = [column for path, column in self.items() if path.startswith(f"{name}.")]
+        if not fields:
+            raise DataError(
+                f"there is no column {name!r}: the columns are {', '.join(self.listed)}"
+            )
+        return fields
+
+    def all(self) -> list[str]:
+        """The names of all columns.
+
+        Raises:
+            DataError: one cannot become a tensor, or is a map.
+        """
+        for name in [*self.refused, *self.maps]:
+            try:
+                self.find(name)
+            except DataError as error:
+                raise DataError(
+                    f"{error}. Without columns= all columns are taken: name those that you need"
+                ) from None
+        return list(self)
 
 
-def _add_leaves(name: str, type_: pa.DataType, types: dict[str, pa.DataType]) -> None:
-    if pa.types.is_struct(type_) and not _is_ml_vector(type_):
-        for field in type_:
-            _add_leaves(f"{name}.{field.name}", field.type, types)
-    else:
-        types[name] = type_
+def _is_key_of(template: str, name: str) -> bool:
+    """Whether a name is that of a key of a map whose values cannot become tensors."""
+    return f".{ANY_KEY}" in template and matches(template, name)
 
 
 def column_of(name: str, type_: pa.DataType) -> Column:
@@ -113,6 +211,7 @@ def column_of(name: str, type_: pa.DataType) -> Column:
     Raises:
         DataError: the type cannot become a tensor.
     """
+    shown = type_
     if isinstance(type_, pa.BaseExtensionType):
         type_ = type_.storage_type
     if pa.types.is_dictionary(type_):
@@ -120,11 +219,9 @@ def column_of(name: str, type_: pa.DataType) -> Column:
     dtype = _number_dtype(type_)
     if dtype is not None:
         return Column(name, "number", dtype)
-    if pa.types.is_string(type_) or pa.types.is_large_string(type_):
-        return Column(name, "text", "uint8")
-    if pa.types.is_binary(type_) or pa.types.is_large_binary(type_):
-        return Column(name, "bytes", "uint8")
-    if _is_ml_vector(type_):
+    if (cells := _cells_dtype(type_)) is not None:
+        return Column(name, "text" if cells == "str" else "bytes", "uint8")
+    if is_ml_vector(type_):
         return Column(name, "vector", "float64", (-1,))
     shape: list[int] = []
     inner = type_
@@ -134,27 +231,48 @@ def column_of(name: str, type_: pa.DataType) -> Column:
     dtype = _number_dtype(inner)
     if shape and dtype is not None:
         return Column(name, "vector", dtype, tuple(shape))
-    if (pa.types.is_list(type_) or pa.types.is_large_list(type_)) and (
-        dtype := _number_dtype(type_.value_type)
-    ) is not None:
-        return Column(name, "list", dtype)
+    if is_list(type_):
+        inner = innermost(type_)
+        held = _number_dtype(inner) or _cells_dtype(inner)
+        if held is not None and not is_list(type_.value_type) and held not in ("str", "bytes"):
+            return Column(name, "list", held)
+        if held is not None:
+            return Column(name, "object", held, (-1,) * _depth(type_))
     raise DataError(
-        f"column {name!r} of type {type_} cannot become a tensor: leave it out, or turn it into "
+        f"column {name!r} of type {shown} cannot become a tensor: leave it out, or turn it into "
         "numbers, lists of numbers, text or bytes first"
     )
 
 
-def columns_of(schema: pa.Schema) -> dict[str, Column]:
-    """Map all columns of a schema, by name.
-
-    Raises:
-        DataError: a column cannot become a tensor.
-    """
-    return {name: column_of(name, type_) for name, type_ in leaves(schema).items()}
+def _depth(type_: pa.DataType) -> int:
+    return 1 + _depth(type_.value_type) if is_list(type_) else 0
 
 
-def _is_ml_vector(type_: pa.DataType) -> bool:
-    return pa.types.is_struct(type_) and tuple(field.name for field in type_) == _ML_VECTOR
+def refusing(schema: pa.Schema, refused: Mapping[str, str]) -> pa.Schema:
+    """Note in a schema why columns cannot be used, in it or left out of it, by name."""
+    noted = {**refused_in(schema), **refused}
+    return schema.with_metadata({_REFUSED: msgspec.json.encode(noted)} if noted else None)
+
+
+def refused_in(schema: pa.Schema) -> dict[str, str]:
+    """What :func:`refusing` has noted."""
+    noted = (schema.metadata or {}).get(_REFUSED)
+    return {} if noted is None else _decode_refused(noted)
+
+
+def columns_of(schema: pa.Schema) -> Columns:
+    """Map all columns of a schema, by name."""
+    columns: dict[str, Column] = {}
+    maps: dict[str, Column] = {}
+    odd = refused_in(schema)
+    for name, type_ in leaves(schema).items():
+        try:
+            column = column_of(name, type_)
+        except DataError as error:
+            odd[name] = str(error)
+            continue
+        (maps if name.endswith(f".{ANY_KEY}") or f".{ANY_KEY}." in name else columns)[name] = column
+    return Columns(columns, odd, maps).changed()
 
 
 def _name_of(type_: pa.DataType) -> str:
@@ -177,71 +295,108 @@ def _number_dtype(type_: pa.DataType) -> str | None:
     return None
 
 
-def read(batch: pa.RecordBatch, column: Column, fill_null: object = None) -> Rows:
+def _cells_dtype(type_: pa.DataType) -> str | None:
+    """Return "str" or "bytes" for a type of text or bytes; otherwise None."""
+    if pa.types.is_string(type_) or pa.types.is_large_string(type_) or str(type_) == "string_view":
+        return "str"
+    if (
+        pa.types.is_binary(type_)
+        or pa.types.is_large_binary(type_)
+        or pa.types.is_fixed_size_binary(type_)
+        or str(type_) == "binary_view"
+    ):
+        return "bytes"
+    return None
+
+
+def read(batch: pa.RecordBatch, column: Column, fill_null: object = None, first: int = 0) -> Rows:
     """Read one column of a record batch.
 
     Args:
         batch: Arrow rows.
         column: the column to read.
         fill_null: the value that replaces nulls; None refuses them.
+        first: number of the first row in the dataset, for error messages.
 
     Raises:
         DataError: there are nulls and no ``fill_null``, or rows of another length than the column.
     """
-    array = field_of(batch, column.name)
-    if isinstance(array, pa.ExtensionArray):
-        array = array.storage
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
+    array = _plain(column_at(batch, column.name))
     if pa.types.is_struct(array.type):
-        return _read_ml_vectors(_without_nulls(array, column, None), column)
+        return _read_ml_vectors(_without_nulls(array, column, None), column, first)
     if column.kind in ("text", "bytes"):
         return read_bytes(_without_nulls(array, column, fill_null))
     if column.kind == "number":
         return Rows(_to_numpy(_without_nulls(array, column, fill_null), column))
     array = _without_nulls(array, column, None)
-    lengths = None
-    if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
-        lengths = numbers_of(pc.list_value_length(array)).astype(np.int64)
-        array = array.flatten()
-    while pa.types.is_fixed_size_list(array.type):
-        array = array.flatten()
-    if array.null_count and fill_null is None:
-        raise DataError(
-            f"column {column.name!r} has nulls in its lists ({array.null_count} of {len(array)} "
-            "numbers), and a tensor cannot hold nulls. Filter those rows out, or give a value for "
-            f"nulls: parquet(..., fill_null={{{column.name!r}: 0}}), or functions.transform for a "
-            "DataFrame"
-        )
+    if column.kind == "object":
+        return _read_objects(array, column, fill_null)
+    lengths, level = None, 0
+    while is_list(array.type):
+        if level:
+            _refuse_nulls_inside(array, column, "lists")
+        if not pa.types.is_fixed_size_list(array.type):
+            lengths = numbers_of(pc.list_value_length(array)).astype(np.int64)
+            if column.kind == "vector":
+                _check_lengths(lengths, column, level, first)
+        array, level = array.flatten(), level + 1
+    if fill_null is None:
+        _refuse_nulls_inside(array, column, "numbers")
     values = _to_numpy(_without_nulls(array, column, fill_null), column)
     if column.kind == "list":
         return Rows(values, lengths)
-    if lengths is not None:
-        _check_lengths(lengths, column)
     return Rows(values.reshape(batch.num_rows, *column.shape))
 
 
-def _check_lengths(lengths: Array, column: Column) -> None:
-    other = lengths[lengths != column.width]
-    if len(other):
+def _plain(array: pa.Array) -> pa.Array:
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+
+
+def _refuse_nulls_inside(array: pa.Array, column: Column, what: str) -> None:
+    if array.null_count:
         raise DataError(
-            f"column {column.name!r} has rows of {column.width} and of {other[0]} values. The "
-            f"first rows all had {column.width}, so it was taken for a vector: if lengths may "
-            f"differ, name it in ragged=[{column.name!r}]"
+            f"column {column.name!r} has nulls in its lists ({array.null_count} of {len(array)} "
+            f"{what}), and a tensor cannot hold nulls. Filter those rows out, or give a value for "
+            f"nulls: parquet(..., fill_null={{{column.name!r}: 0}}), or functions.transform for a "
+            "DataFrame"
         )
 
 
-def field_of(batch: pa.RecordBatch, name: str) -> pa.Array:
-    """A column by its dotted name; a field is null where its struct is null."""
-    if name in batch.schema.names:
-        return batch.column(name)
-    for at in (i for i, letter in enumerate(name) if letter == "."):
-        if name[:at] in batch.schema.names:
-            array = batch.column(name[:at])
-            for part in name[at + 1 :].split("."):
-                array = pc.struct_field(array, [array.type.get_field_index(part)])
-            return array
-    raise KeyError(name)
+def _check_lengths(lengths: Array, column: Column, level: int = 0, first: int = 0) -> None:
+    width = column.shape[level]
+    odd = np.flatnonzero(lengths != width)
+    if len(odd):
+        row = first + int(odd[0]) // int(np.prod(column.shape[:level]))
+        raise DataError(
+            f"column {column.name!r} has rows of {width} and of {lengths[odd[0]]} values, as in "
+            f"row {row}. The first rows all had {width}, so it was taken for a vector: if lengths "
+            f"may differ, name it in ragged=[{column.name!r}]"
+        )
+
+
+def _read_objects(array: pa.Array, column: Column, fill_null: object) -> Rows:
+    """Lists of lists, or of text: each cell as MessagePack."""
+    inner = array
+    while is_list(inner.type):
+        inner = inner.flatten()
+        is_last = not is_list(inner.type)
+        if not is_last or fill_null is None:
+            _refuse_nulls_inside(inner, column, "entries" if is_last else "lists")
+
+    def simple(values: pa.Array) -> pa.Array:
+        values = _plain(values)
+        if values.null_count and fill_null is not None:
+            values = pc.fill_null(values, pa.scalar(fill_null, type=values.type))
+        if column.is_ragged_text:
+            return values.cast(pa.large_string() if column.dtype == "str" else pa.large_binary())
+        values = _numbers(values)
+        return values.cast(pa.float32()) if values.type == pa.float16() else values
+
+    cells = [msgspec.msgpack.encode(cell) for cell in map_values(array, simple).to_pylist()]
+    lengths = np.fromiter(map(len, cells), np.int64, len(cells))
+    return Rows(np.frombuffer(b"".join(cells), np.uint8), lengths)
 
 
 def _without_nulls(array: pa.Array, column: Column, fill_null: object) -> pa.Array:
@@ -252,13 +407,30 @@ def _without_nulls(array: pa.Array, column: Column, fill_null: object) -> pa.Arr
             f"column {column.name!r} has nulls ({array.null_count} in a batch of {len(array)} "
             "rows), and a tensor cannot hold nulls. Leave those rows out"
         )
-        if column.kind not in ("vector", "list"):
+        if column.kind not in ("vector", "list", "object"):
             message += (
                 f", or give a value for nulls: fill_null={{{column.name!r}: 0}}, or df.fillna for "
                 "a DataFrame (an Imputer in a Pipeline)"
             )
         raise DataError(message)
     return pc.fill_null(array, pa.scalar(fill_null, type=array.type))
+
+
+def check_fill_nulls(schema: pa.Schema, columns: Columns, fill_null: Mapping[str, object]) -> None:
+    """Check that values can replace the nulls of columns.
+
+    Raises:
+        DataError: there is no such column, or a value does not fit its type.
+    """
+    types = leaves(schema)
+    for name, value in fill_null.items():
+        template = next((each for each in columns.maps if matches(each, name)), name)
+        if template not in types:
+            raise DataError(
+                f"fill_null names the column {name!r}, and there is none: the columns are "
+                f"{', '.join(columns.listed)}"
+            )
+        check_fill_null(name, types[template], value)
 
 
 def check_fill_null(name: str, type_: pa.DataType, fill_null: object) -> None:
@@ -282,18 +454,23 @@ def check_fill_null(name: str, type_: pa.DataType, fill_null: object) -> None:
 
 
 def _to_numpy(array: pa.Array, column: Column) -> Array:
+    return numbers_of(_numbers(array)).astype(column.dtype, copy=False)
+
+
+def _numbers(array: pa.Array) -> pa.Array:
+    """Decimals, dates and times as plain numbers."""
     type_ = array.type
     if pa.types.is_decimal(type_):
-        array = array.cast(pa.float64())
-    elif pa.types.is_date(type_):
-        array = array.cast(pa.date32()).view(pa.int32())
-    elif pa.types.is_temporal(type_):
-        if pa.types.is_timestamp(type_):
-            in_microseconds = pa.timestamp("us", type_.tz)
-        else:
-            in_microseconds = pa.time64("us") if pa.types.is_time(type_) else pa.duration("us")
-        array = array.cast(in_microseconds, safe=False).view(pa.int64())
-    return numbers_of(array).astype(column.dtype, copy=False)
+        return array.cast(pa.float64())
+    if pa.types.is_date(type_):
+        return array.cast(pa.date32()).view(pa.int32())
+    if not pa.types.is_temporal(type_):
+        return array
+    if pa.types.is_timestamp(type_):
+        in_microseconds = pa.timestamp("us", type_.tz)
+    else:
+        in_microseconds = pa.time64("us") if pa.types.is_time(type_) else pa.duration("us")
+    return array.cast(in_microseconds, safe=False).view(pa.int64())
 
 
 def numbers_of(array: pa.Array) -> Array:
@@ -313,26 +490,37 @@ def numbers_of(array: pa.Array) -> Array:
 
 def read_bytes(array: pa.Array) -> Rows:
     """The bytes of cells of text or bytes without nulls, as a view."""
-    large = array.cast(
-        pa.large_binary()
-        if pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type)
-        else pa.large_string()
-    )
+    is_text = _cells_dtype(array.type) == "str"
+    if pa.types.is_fixed_size_binary(array.type):
+        array = array.cast(pa.binary())
+    large = array.cast(pa.large_string() if is_text else pa.large_binary())
     _, offsets_buffer, data = large.buffers()
     offsets = np.frombuffer(offsets_buffer, np.int64, len(large) + 1, large.offset * 8)
     values = np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
     return Rows(values[offsets[0] : offsets[-1]], np.diff(offsets))
 
 
-def _read_ml_vectors(array: pa.StructArray, column: Column) -> Rows:
+def _vector_sizes(array: pa.StructArray) -> Array:
+    """The size of each of Spark's vectors."""
+    dense = numbers_of(pc.equal(array.field("type"), 1))
+    lengths = numbers_of(pc.fill_null(pc.list_value_length(array.field("values")), 0))
+    sizes = numbers_of(pc.fill_null(array.field("size"), 0))
+    return np.where(dense, lengths, sizes).astype(np.int64)
+
+
+def has_sparse(array: pa.Array) -> bool:
+    """Whether some of Spark's vectors are sparse."""
+    return bool(pc.any(pc.equal(array.field("type"), 0)).as_py())
+
+
+def _read_ml_vectors(array: pa.StructArray, column: Column, first: int = 0) -> Rows:
     """Read Spark's vectors: dense ones have only values, sparse ones also indices and a size."""
     dense = numbers_of(pc.equal(array.field("type"), 1))
     values, indices = array.field("values"), array.field("indices")
     lengths = numbers_of(pc.fill_null(pc.list_value_length(values), 0)).astype(np.int64)
-    sizes = numbers_of(pc.fill_null(array.field("size"), 0)).astype(np.int64)
-    wide = np.where(dense, lengths, sizes)
+    wide = _vector_sizes(array)
     width = column.width if column.width > 0 else int(wide[0]) if len(wide) else 0
-    _check_lengths(wide, Column(column.name, "vector", "float64", (width,)))
+    _check_lengths(wide, Column(column.name, "vector", "float64", (width,)), 0, first)
     matrix = np.zeros((len(array), width))
     flat = numbers_of(values.flatten())
     row = np.repeat(np.arange(len(array)), lengths)
@@ -342,24 +530,52 @@ def _read_ml_vectors(array: pa.StructArray, column: Column) -> Rows:
     return Rows(matrix)
 
 
-def settle(
-    column: Column, batch: pa.RecordBatch, ragged: Sequence[str] = (), *, lists: bool = True
-) -> Column:
-    """Decide from the first rows whether a list is a vector, and how long a vector is.
+def sizes_of(array: pa.Array) -> Sizes:
+    """The shortest and the longest length of lists, by level; of Spark ML vectors, of their size.
+
+    A level without lists has (0, 0). Nulls do not count.
+    """
+    if is_ml_vector(array.type):
+        array = array.filter(pc.is_valid(array)) if array.null_count else array
+        wide = _vector_sizes(array)
+        return [(int(wide.min()), int(wide.max()))] if len(wide) else [(0, 0)]
+    sizes = []
+    while is_list(array.type):
+        if pa.types.is_fixed_size_list(array.type):
+            low = high = array.type.list_size
+        else:
+            both = pc.min_max(pc.list_value_length(array))
+            low, high = both["min"].as_py() or 0, both["max"].as_py() or 0
+        sizes.append((low, high))
+        array = array.flatten()
+    return sizes
+
+
+def joined(sizes: Iterable[Sizes]) -> Sizes:
+    """The shortest and the longest lengths of several parts of a column."""
+    levels = zip(*sizes, strict=True)
+    return [(min(low for low, _ in level), max(high for _, high in level)) for level in levels]
+
+
+def settled(column: Column, sizes: Sizes) -> Column:
+    """A list as a vector, if all its rows have the same lengths."""
+    if not sizes or any(low != high for low, high in sizes):
+        return column
+    return Column(column.name, "vector", column.dtype, tuple(high for _, high in sizes))
+
+
+def settle(column: Column, batches: Iterable[pa.RecordBatch], ragged: Sequence[str] = ()) -> Column:
+    """Decide from some rows whether a list is a vector, and how long a vector is.
 
     Args:
         column: the column that the type gives.
-        batch: the first rows.
+        batches: the first rows, or all.
         ragged: columns that stay lists.
-        lists: False keeps all lists.
     """
-    array = field_of(batch, column.name)
-    if column.shape == (-1,):
-        return Column(column.name, "vector", column.dtype, read(batch, column).values.shape[1:])
-    if column.kind != "list" or not lists or column.name in ragged or not len(array):
+    if column.is_settled or (column.kind in ("list", "object") and column.name in ragged):
         return column
-    lengths = pc.list_value_length(array)
-    shortest, longest = (pc.min(lengths).as_py(), pc.max(lengths).as_py())
-    if shortest is None or shortest != longest or lengths.null_count:
-        return column
-    return Column(column.name, "vector", column.dtype, (longest,))
+    sizes = [sizes_of(_plain(column_at(batch, column.name))) for batch in batches if batch.num_rows]
+    if column.shape == (-1,) and column.kind == "vector":
+        width = sizes[0][0][0] if sizes else 0
+        return Column(column.name, "vector", column.dtype, (width,))
+    return settled(column, joined(sizes)) if sizes else column

@@ -155,8 +155,8 @@ class Store:
             for number, column in enumerate(self.layout.ragged()):
                 values = self.folder / f"values-{number}-{unit}"
                 _check_size(values, sizes[column.name])
-                count = sizes[column.name] // np.dtype(column.dtype).itemsize
-                self._values[column.name, unit] = _map(values, column.dtype, (count,))
+                count = sizes[column.name] // np.dtype(column.stored_dtype).itemsize
+                self._values[column.name, unit] = _map(values, column.stored_dtype, (count,))
 
     def take(
         self, rows: Array, names: Sequence[str], buffers: Buffers | None = None
@@ -195,7 +195,7 @@ class Store:
         ends = all_ends[rows]
         begins = np.where(rows > self._starts[units], all_ends[np.maximum(rows - 1, 0)], 0)
         lengths = ends - begins
-        values = np.empty(int(lengths.sum()), column.dtype)
+        values = np.empty(int(lengths.sum()), column.stored_dtype)
         at = 0
         pairs = zip(units.tolist(), begins.tolist(), ends.tolist(), strict=True)
         for unit, begin, end in pairs:

@@ -101,7 +101,7 @@ class Writer:
         for descriptor in self._files.values():
             os.close(descriptor)
         if kind is None:
-            types = {column.name: np.dtype(column.dtype) for column in self._layout.ragged()}
+            types = {column.name: np.dtype(column.stored_dtype) for column in self._layout.ragged()}
             sizes = {name: count * types[name].itemsize for name, count in self._counts.items()}
             path = self._folder / f"unit-{self._unit}.json"
             write_whole(path, msgspec.json.encode(UnitSizes(sizes)))

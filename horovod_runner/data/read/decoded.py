@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from horovod_runner.data.pack.columns import Column, Rows
+from horovod_runner.data.pack.columns import Column, Columns, Rows
 from horovod_runner.data.pack.images import Image, decode_rows, image_columns
 from horovod_runner.data.pack.layout import Chunk, Layout, pack
 from horovod_runner.data.read.readers import Reader
@@ -36,29 +36,26 @@ class Decoded:
         return self.reader.fingerprint
 
     @property
-    def columns(self) -> dict[str, Column]:
+    def columns(self) -> Columns:
         """The columns, by name.
 
         An encoded image is a struct column, whose fields the other reader lists as columns
         ("photo.data"): the column of pixels replaces them.
         """
         prefixes = tuple(f"{name}." for name in self.images)
-        others = {
-            name: column
-            for name, column in self.reader.columns.items()
-            if not name.startswith(prefixes)
-        }
+        known = self.reader.columns
+        others = {name: column for name, column in known.items() if not name.startswith(prefixes)}
         pixels = {
             name: Column(name, "vector", "uint8", image.shape)
             for name, image in self.images.items()
         }
-        return {**others, **pixels}
+        return Columns({**others, **pixels}, known.refused, known.maps)
 
     def settle(self, names: Sequence[str]) -> list[Column]:
         """Some columns as they are packed."""
         others = self.reader.settle([name for name in names if name not in self.images])
-        settled = {**self.columns, **{column.name: column for column in others}}
-        return [settled[name] for name in names]
+        settled = self.columns.changed(others)
+        return [column for name in names for column in settled.find(name)]
 
     def chunks(self, unit: int, layout: Layout) -> Iterator[Chunk]:
         """Yield the rows of a unit, packed."""

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from horovod_runner.data.pack.nested import stored_path
 from horovod_runner.data.read.readers import ArrowReader
 from horovod_runner.errors import DataError
 
@@ -96,7 +97,8 @@ class Files(ArrowReader):
         Raises:
             DataError: a file cannot be read, or changed since the run began.
         """
-        needed = [*names, *(name for name in self.filter_columns if name not in names)]
+        paths = [stored_path(self.schema, name) for name in names]
+        needed = list(dict.fromkeys([*paths, *self.filter_columns]))
         for number, groups in self.parts[unit]:
             file = self.files[number]
             self._check_version(file)

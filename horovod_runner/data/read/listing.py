@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from horovod_runner.data.pack import columns as column_types
 from horovod_runner.data.pack.layout import fingerprint_of
 from horovod_runner.data.read.files import (
     File,
@@ -115,6 +116,7 @@ def inspect(filesystem: Any, files: Sequence[File], reading: Reading) -> Files:
     expression = _expression(reading.filter)
     groups, schema, inspected = [], None, []
     needed: list[str] = []
+    refused: dict[str, str] = {}
     for number, file in enumerate(files):
         file = replace(file, version=version_of(filesystem, file.path))  # noqa: PLW2901
         try:
@@ -134,13 +136,15 @@ def inspect(filesystem: Any, files: Sequence[File], reading: Reading) -> Files:
                 f"{file.path} cannot be read as Parquet: {error}. If it is another kind of file, "
                 "name the Parquet files by a pattern: 'folder/*.parquet'"
             ) from error
-        if schema is not None and file_schema != schema:
-            raise DataError(
-                f"{file.path} has other columns than {files[0].path}: "
-                f"{_difference(schema, file_schema)}. Write the files with one schema, or pass "
-                "them as datasets of their own"
-            )
-        schema = file_schema
+        if schema is None:
+            schema = file_schema
+        elif file_schema != schema:
+            for name, difference in _differences(schema, file_schema).items():
+                refused.setdefault(
+                    name,
+                    f"{file.path} has other columns than {files[0].path}: {difference}. Write the "
+                    "files with one schema, or pass them as datasets of their own",
+                )
         inspected.append(file)
         groups += [(number, group, count) for group, count in enumerate(rows)]
     assert schema is not None  # noqa: S101 - there is a file
@@ -153,7 +157,7 @@ def inspect(filesystem: Any, files: Sequence[File], reading: Reading) -> Files:
         parts,
         expression,
         needed,
-        schema=_only(schema, reading.columns),
+        schema=_only(schema, reading.columns, refused),
         units=units,
         fingerprint=fingerprint_of(content),
         fill_null=reading.fill_null or {},
@@ -246,12 +250,17 @@ def _units(
     return parts, units
 
 
-def _only(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
+def _only(
+    schema: pa.Schema, columns: Sequence[str] | None, refused: Mapping[str, str]
+) -> pa.Schema:
     if columns is None:
-        return schema
+        usable = pa.schema([field for field in schema if field.name not in refused])
+        return column_types.refusing(usable, refused)
     if isinstance(columns, str):
         raise TypeError(f"columns must be a list of column names, not {columns!r}")
-    names = {name.partition(".")[0] for name in columns}
+    names = {name if name in schema.names else name.partition(".")[0] for name in columns}
+    if asked := sorted(names & set(refused)):
+        raise DataError(refused[asked[0]])
     missing = names - set(schema.names)
     if missing:
         raise DataError(
@@ -261,7 +270,10 @@ def _only(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
     return pa.schema([field for field in schema if field.name in names])
 
 
-def _difference(first: pa.Schema, other: pa.Schema) -> str:
-    odd = [f"{f.name} is {f.type}" for f in other if f not in first]
-    missing = [f"{f.name} ({f.type}) is missing" for f in first if f.name not in other.names]
-    return "; ".join([*odd, *missing]) or "they have another order"
+def _differences(first: pa.Schema, other: pa.Schema) -> dict[str, str]:
+    """The columns that are not in both schemas alike, and how they differ."""
+    odd = {f.name: f"{f.name} is {f.type}" for f in other if f not in first}
+    missing = {
+        f.name: f"{f.name} ({f.type}) is missing" for f in first if f.name not in other.names
+    }
+    return {**odd, **missing}

@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from horovod_runner.data.pack import columns as column_types
 from horovod_runner.data.pack import images, npy
 from horovod_runner.data.read.files import Files
 from horovod_runner.data.read.readers import ArrowReader
@@ -144,15 +145,16 @@ def _decoded(batch: pa.RecordBatch, codecs: Mapping[str, Codec]) -> pa.RecordBat
 
 
 def decoding(files: Files, codecs: Mapping[str, Codec]) -> PetastormFiles:
-    """Make a reader that decodes some files.
-
-    Raises:
-        DataError: a cell does not fit the schema.
-    """
+    """Make a reader that decodes some files; a cell that does not fit refuses its column."""
     first = next((batch for batch in files.read(0, files.schema.names) if batch.num_rows), None)
     assert first is not None  # noqa: S101 - a unit has rows
-    decoded = _decoded(first, codecs).schema
-    schema = pa.schema([decoded.field(name) for name in files.schema.names])
+    fields, refused = [], column_types.refused_in(files.schema)
+    for name in files.schema.names:
+        try:
+            fields += _decoded(first.select([name]), codecs).schema
+        except DataError as error:
+            refused[name] = str(error)
+    schema = column_types.refusing(pa.schema(fields), refused)
     return PetastormFiles(
         files,
         codecs,

@@ -6,19 +6,22 @@ import shutil
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from uuid import uuid4
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
 from horovod_runner.data.pack import columns as column_types
-from horovod_runner.data.pack.columns import Column
+from horovod_runner.data.pack.columns import Column, Rows, Sizes
 from horovod_runner.data.pack.file_locks import make_together, write_whole
-from horovod_runner.data.pack.layout import Chunk, Layout, fingerprint_of
+from horovod_runner.data.pack.layout import Chunk, Layout, fingerprint_of, pack
+from horovod_runner.data.pack.nested import ANY_KEY, column_at, is_ml_vector, leaves
 from horovod_runner.data.pack.writer import Writer
-from horovod_runner.data.read.readers import Pieces, pack_batch
+from horovod_runner.data.read.readers import RAW, Pieces
 from horovod_runner.errors import DataError
+from horovod_runner.host.scratch import check_room
 
 _SAMPLE_BYTES = 1 << 10
 
@@ -30,8 +33,9 @@ class Piece(msgspec.Struct):
         number: its position among the pieces.
         name: name of its store.
         rows: how many rows it has.
-        columns: its columns; empty if it has no rows.
-        lengths: the shortest and the longest row of each list.
+        columns: its packed columns; empty if it has no rows.
+        lengths: the shortest and the longest row of each list, by level.
+        refused: why columns cannot be used, by name: the first null of each, for example.
         sample: a checksum of some of its rows.
     """
 
@@ -39,7 +43,8 @@ class Piece(msgspec.Struct):
     name: str
     rows: int = 0
     columns: list[Column] = []
-    lengths: dict[str, tuple[int, int]] = {}
+    lengths: dict[str, Sizes] = {}
+    refused: dict[str, str] = {}
     sample: int = 0
 
 
@@ -48,6 +53,10 @@ decode_piece: Final = msgspec.msgpack.Decoder(Piece).decode
 
 class PieceWriter:
     """Writes record batches to a store with one unit; a context manager.
+
+    Nobody knows yet which columns will be asked for. So a null is noted, not refused, and columns
+    that only some readings fit (maps, lists of lists or of structs, sparse vectors) are kept as
+    they are, in a file of Arrow's.
 
     Args:
         folder: parent folder of the store, which is made with the first rows.
@@ -60,12 +69,14 @@ class PieceWriter:
         self._piece = Piece(number, name)
         self._layout = Layout([], [])
         self._writer: Writer | None = None
+        self._raw: list[str] = []  # columns that are kept as they are
+        self._raw_file: Any = None
 
     def append(self, batch: pa.RecordBatch) -> None:
         """Write rows behind those written before.
 
         Raises:
-            DataError: a column has nulls, or the run's limit or the disk leaves too little room.
+            DataError: the run's limit or the disk leaves too little room.
             OSError: the disk is full.
         """
         if not batch.num_rows:
@@ -73,26 +84,63 @@ class PieceWriter:
         if self._writer is None:
             self._begin(batch)
         assert self._writer is not None  # noqa: S101 - it has begun
-        chunk = pack_batch(batch, self._layout, {})
+        chunk = pack(self._layout, batch.num_rows, lambda column: self._read(batch, column))
+        raw = batch.select(self._raw)
         self._writer.append(chunk)
-        self._describe(chunk)
+        if self._raw:
+            check_room(self._folder.parent, raw.nbytes)
+            self._raw_file.write_batch(raw)
+        self._describe(chunk, raw)
+
+    def _read(self, batch: pa.RecordBatch, column: Column) -> Rows:
+        """The rows of a column, or zeros if they cannot be used."""
+        if column.name not in self._piece.refused:
+            try:
+                return column_types.read(batch, column)
+            except DataError as error:
+                self._piece.refused[column.name] = str(error)
+        if column.is_fixed:
+            return Rows(np.zeros((batch.num_rows, *column.shape), column.dtype))
+        return Rows(np.empty(0, column.stored_dtype), np.zeros(batch.num_rows, np.int64))
 
     def _begin(self, batch: pa.RecordBatch) -> None:
         # Lists stay lists: which of them are vectors is known once all pieces are written.
-        columns = column_types.columns_of(batch.schema).values()
-        settled = [column_types.settle(column, batch, lists=False) for column in columns]
-        self._layout = Layout(settled, [])
+        self._raw = [
+            name
+            for name, array in zip(batch.schema.names, batch.columns, strict=True)
+            if not _is_plain(name, array)
+        ]
+        plain = [field for field in batch.schema if field.name not in self._raw]
+        columns = column_types.columns_of(pa.schema(plain)).values()
+        self._layout = Layout(
+            [
+                column if column.kind == "list" else column_types.settle(column, [batch])
+                for column in columns
+            ],
+            [],
+        )
         self._folder.mkdir(mode=0o700)
         self._writer = Writer(self._folder, self._layout)
         self._writer.__enter__()
+        if self._raw:
+            schema = batch.select(self._raw).schema
+            self._raw_file = pa.ipc.new_file(str(self._folder / RAW), schema)
 
-    def _describe(self, chunk: Chunk) -> None:
+    def _describe(self, chunk: Chunk, raw: pa.RecordBatch) -> None:
         piece = self._piece
+        sizes: dict[str, Sizes] = {}
         for name, rows in chunk.ragged.items():
             assert rows.lengths is not None  # noqa: S101 - it is ragged
-            low, high = int(rows.lengths.min()), int(rows.lengths.max())
-            before = piece.lengths.get(name, (low, high))
-            piece.lengths[name] = min(low, before[0]), max(high, before[1])
+            sizes[name] = [(int(rows.lengths.min()), int(rows.lengths.max()))]
+        for name, column in column_types.columns_of(raw.schema).items():
+            if not column.is_settled:
+                sizes[name] = column_types.sizes_of(column_at(raw, name))
+        for name, of_batch in sizes.items():
+            before = piece.lengths.get(name, of_batch)
+            piece.lengths[name] = column_types.joined([before, of_batch])
+        if self._raw:
+            first = repr(raw.slice(0, 1).to_pylist())[:_SAMPLE_BYTES]
+            piece.sample = zlib.crc32(first.encode(), piece.sample)
         for array in [*chunk.matrices, *(rows.values for rows in chunk.ragged.values())]:
             piece.sample = zlib.crc32(array[:1].tobytes()[:_SAMPLE_BYTES], piece.sample)
 
@@ -100,6 +148,8 @@ class PieceWriter:
         """Complete the store, and return the piece's description."""
         if self._writer is not None:
             self._writer.__exit__(None)
+            if self._raw:
+                self._raw_file.close()
             self._piece.rows = self._writer.rows
             self._piece.columns = self._layout.columns
             Layout(self._layout.columns, [self._writer.rows]).save(self._folder)
@@ -116,6 +166,8 @@ class PieceWriter:
         """Remove the store if it is not complete."""
         if self._writer is not None:
             self._writer.__exit__(OSError)
+            if self._raw:
+                self._raw_file.close()
             self._writer = None
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -132,7 +184,7 @@ def write_together(
         read: yields the rows of a piece, by its number.
 
     Raises:
-        DataError: a column cannot become a tensor, has nulls, or there is too little room.
+        DataError: there is too little room.
     """
     paths = [folder / f"{name}-{number}.piece" for number in range(count)]
 
@@ -148,43 +200,69 @@ def write_together(
     return [decode_piece(path.read_bytes()) for path in paths]
 
 
+def _is_plain(name: str, array: pa.Array) -> bool:
+    """Whether all of a column is packed as it will be read, whoever asks for it."""
+    types = leaves(pa.schema([(name, array.type)]))
+    if any(is_ml_vector(type_) for type_ in types.values()):
+        # A sparse vector may be a thousand times as large when it is dense.
+        return array.type in types.values() and not column_types.has_sparse(array)
+    columns = column_types.columns_of(pa.schema([(name, array.type)]))
+    return len(columns) == len(types) and all(
+        column.kind != "object" and f".{ANY_KEY}" not in column.name for column in columns.values()
+    )
+
+
 def join(pieces: Sequence[Piece], schema: pa.Schema, folder: Path) -> Pieces:
     """Join pieces to one dataset, one after the other.
 
-    Raises:
-        DataError: Spark ML vectors differ in size.
+    Args:
+        pieces: the pieces.
+        schema: the Arrow schema of all of them.
+        folder: where their stores are.
     """
     filled = [piece for piece in pieces if piece.rows]
-    columns = {}
-    for name, by_type in column_types.columns_of(schema).items():
+    odd: dict[str, str] = {}
+    for piece in filled:
+        odd = {**piece.refused, **odd}
+    columns = column_types.columns_of(column_types.refusing(schema, odd))
+    found = []
+    for name, by_type in columns.items():
         in_pieces = {column for piece in filled for column in piece.columns if column.name == name}
-        lengths = {length for piece in filled for length in piece.lengths.get(name, ())}
-        columns[name] = _common(by_type, in_pieces, lengths)
+        lengths = [piece.lengths[name] for piece in filled if name in piece.lengths]
+        try:
+            found.append(_common(by_type, in_pieces, lengths))
+        except DataError as error:
+            odd[name] = str(error)
     content = repr([(piece.rows, piece.columns, piece.sample) for piece in filled])
     return Pieces(
         folder,
         [piece.name for piece in filled],
         [piece.rows for piece in filled],
         fingerprint_of(content),
-        columns,
+        columns.changed(found, odd),
     )
 
 
-def _common(by_type: Column, in_pieces: set[Column], lengths: set[int]) -> Column:
+def _common(by_type: Column, in_pieces: set[Column], lengths: Sequence[Sizes]) -> Column:
     """The column that fits all pieces.
 
     Args:
         by_type: the column that the schema gives.
-        in_pieces: the columns that the pieces have.
-        lengths: the shortest and the longest rows of all pieces.
+        in_pieces: the columns that the pieces have packed.
+        lengths: the shortest and the longest rows of each piece that says them.
+
+    Raises:
+        DataError: Spark ML vectors differ in size.
     """
-    if by_type.kind == "list" and len(lengths) == 1:
-        return Column(by_type.name, "vector", by_type.dtype, tuple(lengths))
-    if len(in_pieces) == 1:
-        return in_pieces.pop()
-    if by_type.kind == "vector" and in_pieces:
-        sizes = " and ".join(str(column.width) for column in in_pieces)
+    if by_type.is_settled:
+        return by_type
+    sizes = column_types.joined(lengths) if lengths else []
+    if by_type.kind != "vector":
+        return column_types.settled(by_type, sizes)
+    widths = {column.width for column in in_pieces} | {width for pair in sizes for width in pair}
+    if len(widths) > 1:
         raise DataError(
-            f"column {by_type.name!r} has vectors of {sizes} numbers: vectors must have one size"
+            f"column {by_type.name!r} has vectors of {' and '.join(map(str, sorted(widths)))} "
+            "numbers: vectors must have one size"
         )
-    return by_type
+    return Column(by_type.name, "vector", by_type.dtype, tuple(widths)) if widths else by_type

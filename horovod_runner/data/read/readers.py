@@ -7,16 +7,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
 from horovod_runner.common.text import has_password
 from horovod_runner.data.pack import columns as column_types
-from horovod_runner.data.pack.columns import Column, Rows
+from horovod_runner.data.pack.columns import Column, Columns, Rows
 from horovod_runner.data.pack.layout import Chunk, Layout, pack
 from horovod_runner.data.pack.store import Store
 from horovod_runner.errors import DataError
+
+#: File in a piece's store with the columns that are kept as they came.
+RAW: Final = "raw.arrow"
 
 
 @contextmanager
@@ -33,6 +36,11 @@ def name_in_errors(name: str) -> Iterator[None]:
         raise DataError(f"{name}: {type(error).__name__}: {error}") from None
 
 
+def same_name(name: str) -> str:
+    """Why columns with the same name cannot be used."""
+    return f"two columns are called {name!r}: rename one"
+
+
 class Reader(Protocol):
     """A dataset that ranks can read; pickled on the driver."""
 
@@ -45,7 +53,7 @@ class Reader(Protocol):
         """Identifies the data."""
 
     @property
-    def columns(self) -> dict[str, Column]:
+    def columns(self) -> Columns:
         """The columns, by name."""
 
     def settle(self, names: Sequence[str]) -> list[Column]:
@@ -78,36 +86,44 @@ class ArrowReader(ABC):
         """Yield the rows of a unit, some thousand at a time."""
 
     @property
-    def columns(self) -> dict[str, Column]:
-        """The columns, by name.
-
-        Raises:
-            DataError: a column cannot become a tensor.
-        """
+    def columns(self) -> Columns:
+        """The columns, by name."""
         return column_types.columns_of(self.schema)
 
     def settle(self, names: Sequence[str]) -> list[Column]:
-        """Some columns as they are packed: a list may turn out to be a vector."""
+        """Some columns as they are packed: a list may turn out to be a vector.
+
+        Raises:
+            DataError: there is no such column, or it cannot become a tensor.
+        """
         known = self.columns
-        columns = [known[name] for name in names]
+        columns = [column for name in names for column in known.find(name)]
         if all(column.is_settled for column in columns):
             return columns
+        rows = list(self._examples([column.name for column in columns if not column.is_settled]))
+        return [column_types.settle(column, rows, self.ragged) for column in columns]
+
+    def _examples(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """The rows by which lists are taken for vectors: the first ones."""
         first = next((batch for batch in self.read(0, names) if batch.num_rows), None)
-        if first is None:
-            return columns
-        return [column_types.settle(column, first, self.ragged) for column in columns]
+        if first is not None:
+            yield first
 
     def chunks(self, unit: int, layout: Layout) -> Iterator[Chunk]:
         """Yield the rows of a unit, packed."""
+        row = sum(self.units[:unit])
         for batch in self.read(unit, [column.name for column in layout.columns]):
-            yield pack_batch(batch, layout, self.fill_null)
+            yield pack_batch(batch, layout, self.fill_null, row)
+            row += batch.num_rows
 
 
-def pack_batch(batch: pa.RecordBatch, layout: Layout, fill_null: Mapping[str, Any]) -> Chunk:
-    """Pack the rows of a record batch."""
+def pack_batch(
+    batch: pa.RecordBatch, layout: Layout, fill_null: Mapping[str, Any], first: int = 0
+) -> Chunk:
+    """Pack the rows of a record batch; ``first`` is the number of its first row."""
 
     def read(column: Column) -> Rows:
-        return column_types.read(batch, column, fill_null.get(column.name))
+        return column_types.read(batch, column, fill_null.get(column.name), first)
 
     return pack(layout, batch.num_rows, read)
 
@@ -117,6 +133,9 @@ class Table(ArrowReader):
     """An Arrow table that is pickled with the reader."""
 
     table: pa.Table
+
+    def _examples(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        yield from self.read(0, names)  # all of them: they are in memory
 
     def read(self, unit: int, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield all rows."""
@@ -129,17 +148,22 @@ class TableFile(ArrowReader):
 
     path: Path
 
+    def _examples(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        yield from self.read(0, names)
+
     def read(self, unit: int, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield all rows."""
-        with self._open() as file, pa.ipc.open_file(file) as stored:
+        with opened(str(self.path)) as file, pa.ipc.open_file(file) as stored:
             for number in range(stored.num_record_batches):
                 yield stored.get_batch(number)
 
-    def _open(self) -> Any:
-        try:
-            return pa.memory_map(str(self.path))
-        except OSError:  # not every mounted store can do that
-            return pa.OSFile(str(self.path))
+
+def opened(path: str) -> Any:
+    """Open a file of Arrow's, mapped into memory where that is possible."""
+    try:
+        return pa.memory_map(path)
+    except OSError:  # not every mounted store can do that
+        return pa.OSFile(path)
 
 
 @dataclass(frozen=True)
@@ -158,22 +182,56 @@ class Pieces:
     names: list[str]
     units: list[int]
     fingerprint: str
-    columns: dict[str, Column]
+    columns: Columns
 
     def settle(self, names: Sequence[str]) -> list[Column]:
-        """Some columns as they are packed."""
-        return [self.columns[name] for name in names]
+        """Some columns as they are packed.
+
+        Raises:
+            DataError: there is no such column, or it cannot become a tensor.
+        """
+        columns = [column for name in names for column in self.columns.find(name)]
+        unknown = [column for column in columns if column.name not in self.columns]
+        if not self.names or all(column.is_settled for column in unknown):
+            return columns
+        # The value of a map's key, which no piece could describe.
+        rows = [batch for number in range(len(self.names)) for batch in self._raw(number)]
+        return [
+            column_types.settle(column, rows) if column in unknown else column for column in columns
+        ]
 
     def chunks(self, unit: int, layout: Layout) -> Iterator[Chunk]:
         """Yield the rows of a store, packed again if the layout has other columns."""
         store = Store(self.folder / self.names[unit])
         store.open()
+        packed = {column.name for column in store.layout.columns}
+        raw = pa.Table.from_batches(self._raw(unit)) if self._has_raw(unit) else None
+        row = 0
         for chunk in store.chunks():
             if store.layout.columns == layout.columns:
                 yield chunk
                 continue
             columns = store.layout.split(chunk)
+            others = [column for column in layout.columns if column.name not in packed]
+            if others:
+                assert raw is not None  # noqa: S101 - what is not packed is there
+                rows = raw.slice(row, chunk.rows).combine_chunks().to_batches()[0]
+                first = sum(self.units[:unit]) + row
+                for column in others:
+                    columns[column.name] = column_types.read(rows, column, first=first)
+            row += chunk.rows
             yield pack(layout, chunk.rows, lambda column: _as(column, columns[column.name]))  # noqa: B023
+
+    def _has_raw(self, unit: int) -> bool:
+        return (self.folder / self.names[unit] / RAW).exists()
+
+    def _raw(self, unit: int) -> list[pa.RecordBatch]:
+        """The columns of a store that were kept as they came."""
+        if not self._has_raw(unit):
+            return []
+        path = str(self.folder / self.names[unit] / RAW)
+        with pa.ipc.open_file(opened(path)) as stored:
+            return [stored.get_batch(number) for number in range(stored.num_record_batches)]
 
 
 class Deferred(ABC):

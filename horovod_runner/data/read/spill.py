@@ -16,9 +16,9 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from horovod_runner.common.spark_session import quoted
 from horovod_runner.data.read.pieces import Piece, PieceWriter, join
 from horovod_runner.data.read.readers import Deferred, Pieces, name_in_errors
+from horovod_runner.data.read.staging import Readable
 from horovod_runner.errors import DataError
 
 if TYPE_CHECKING:
@@ -33,30 +33,36 @@ def combine(dataframes: Mapping[str, DataFrame], size: int) -> DataFrame:
     """
     from pyspark.sql import functions
 
+    rows = {name: Readable.of(dataframe) for name, dataframe in dataframes.items()}
     whole: DataFrame | None = None
-    for name, dataframe in dataframes.items():
+    for name, readable in rows.items():
         columns = [
-            functions.struct(*(dataframe[quoted(column)] for column in dataframe.columns)).alias(
-                other
-            )
+            functions.struct(
+                *(
+                    functions.col(str(at)).alias(column)
+                    for at, column in enumerate(readable.schema.names)
+                )
+            ).alias(other)
             if other == name
-            else functions.lit(None).cast(_struct_type(dataframes[other])).alias(other)
-            for other in dataframes
+            else functions.lit(None).cast(_struct_type(rows[other])).alias(other)
+            for other in rows
         ]
-        part = dataframe.select(*columns)
+        part = readable.dataframe.select(*columns)
         whole = part if whole is None else whole.union(part)
     assert whole is not None  # noqa: S101 - there is a DataFrame
     # One row of nulls: Spark starts no tasks for a DataFrame that it knows to be empty.
     nulls = [
-        functions.lit(None).cast(_struct_type(dataframes[name])).alias(name) for name in dataframes
+        functions.lit(None).cast(_struct_type(readable)).alias(name)
+        for name, readable in rows.items()
     ]
     return whole.union(whole.sparkSession.range(1).select(*nulls)).repartition(size)
 
 
-def _struct_type(dataframe: DataFrame) -> object:
-    from pyspark.sql.types import StructType
+def _struct_type(rows: Readable) -> object:
+    from pyspark.sql.types import StructField, StructType
 
-    return StructType(dataframe.schema.fields)
+    named = zip(rows.schema.names, rows.dataframe.schema, strict=True)
+    return StructType([StructField(name, field.dataType) for name, field in named])
 
 
 def receive_rows(
@@ -132,7 +138,7 @@ class Spilled(Deferred):
 
     Attributes:
         name: the dataset's name.
-        schema: the DataFrame's Arrow schema.
+        schema: the Arrow schema of the columns that are sent.
     """
 
     name: str

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +22,7 @@ import pyarrow as pa
 from horovod_runner.common.spark_session import map_in_arrow
 from horovod_runner.data.pack import columns as column_types
 from horovod_runner.data.read.pieces import PieceWriter, decode_piece, join
-from horovod_runner.data.read.readers import Pieces
+from horovod_runner.data.read.readers import Pieces, same_name
 from horovod_runner.errors import DataError
 
 if TYPE_CHECKING:
@@ -38,65 +39,84 @@ def stage(dataframe: DataFrame, folder: Path) -> Pieces:
         folder: a folder that all executors and this process share.
 
     Raises:
-        DataError: a column cannot become a tensor, has nulls, or there is too little room.
+        DataError: it is a stream, or there is too little room.
     """
-    schema = bounded_schema(dataframe)
+    rows = Readable.of(dataframe)
     pieces = []
-    # mapInArrow looks columns up by name, and a dot in a name means a field of a struct to it.
-    names = dataframe.columns
-    numbered = dataframe.toDF(*map(str, range(len(names))))
-    write = partial(write_piece, folder, names)
-    for row in map_in_arrow(numbered, write, _SCHEMA).collect():
+    write = partial(write_piece, folder, rows.schema.names)
+    for row in map_in_arrow(rows.dataframe, write, _SCHEMA).collect():
         if row["error"]:
             raise DataError(row["error"])
         pieces.append(decode_piece(bytes(row["piece"])))
-    return join(sorted(pieces, key=lambda piece: piece.number), schema, folder)
+    in_order = sorted(pieces, key=lambda piece: piece.number)
+    return join(in_order, rows.schema, folder)
 
 
-def bounded_schema(dataframe: DataFrame) -> pa.Schema:
-    """Convert the schema of a DataFrame that ranks will read to Arrow.
+@dataclass(frozen=True)
+class Readable:
+    """What ranks can read of a DataFrame.
 
-    Raises:
-        DataError: a column cannot become a tensor, two columns have one name, or the DataFrame is
-            a stream.
+    Attributes:
+        dataframe: its columns are called "0", "1" and so on: mapInArrow looks columns up by name,
+            and takes a dot in a name for a field of a struct.
+        schema: their Arrow schema, with their own names; see :func:`arrow_schema`.
     """
-    if dataframe.isStreaming:
-        raise DataError(
-            "it is a streaming DataFrame, which has no end: write it to a table, and pass that"
-        )
-    schema = arrow_schema(dataframe)
-    column_types.columns_of(schema)
-    return schema
+
+    dataframe: DataFrame
+    schema: pa.Schema
+
+    @classmethod
+    def of(cls, dataframe: DataFrame) -> Readable:
+        """Leave out what Spark cannot send to Python.
+
+        Raises:
+            DataError: the DataFrame is a stream, or nothing is left.
+        """
+        if dataframe.isStreaming:
+            raise DataError(
+                "it is a streaming DataFrame, which has no end: write it to a table, and pass that"
+            )
+        names = dataframe.columns
+        schema = arrow_schema(dataframe)
+        refused = column_types.refused_in(schema)
+        if not len(schema):
+            raise DataError("; ".join(refused.values()) or "it has no columns")
+        rows = dataframe.toDF(*map(str, range(len(names))))
+        if refused:
+            rows = rows.select([str(at) for at, name in enumerate(names) if name not in refused])
+            rows = rows.toDF(*map(str, range(len(schema))))
+        return cls(rows, schema)
 
 
 def arrow_schema(dataframe: DataFrame) -> pa.Schema:
     """Convert a DataFrame's schema to Arrow.
 
-    Raises:
-        DataError: Arrow has no such type, or two columns have one name.
+    Returns:
+        The schema, without the columns for which Arrow has no type or whose name another column
+        has. It notes why, see `columns.refusing`.
     """
     from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import StructType
 
     spark_schema = dataframe.schema  # read once: over Spark Connect it is a request
     counts = Counter(field.name for field in spark_schema)
-    twice = sorted(name for name, count in counts.items() if count > 1)
-    if twice:
-        raise DataError(f"two columns are called {', '.join(map(repr, twice))}: rename one")
+    refused = {name: same_name(name) for name, count in counts.items() if count > 1}
     # Spark 4.1 requires a time zone. Timestamps become int64 whatever it is.
     parameters = inspect.signature(to_arrow_schema).parameters
     options = {"timezone": "UTC"} if "timezone" in parameters else {}
     fields = []
     for field in spark_schema:
+        if field.name in refused:
+            continue
         try:
             fields += to_arrow_schema(StructType([field]), **options)
         except Exception as error:  # pyspark's classes differ from release to release
-            raise DataError(
+            refused[field.name] = (
                 f"column {field.name!r} of type {field.dataType.simpleString()} cannot become a "
                 f"tensor, as Spark cannot convert it to Arrow ({error}): leave it out, or turn "
                 "it into numbers, lists of numbers, text or bytes first"
-            ) from error
-    return pa.schema(fields)
+            )
+    return column_types.refusing(pa.schema(fields), refused)
 
 
 def head(dataframe: DataFrame, count: int) -> pa.RecordBatch | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow as pa
 
 from horovod_runner.common.spark_session import quoted
-from horovod_runner.data.feed.fields import Field, fields_of, flat_names, names_of
+from horovod_runner.data.feed.fields import Field, fields_of, names_of
 from horovod_runner.data.feed.options import FeedOptions
 from horovod_runner.data.pack import columns as column_types
-from horovod_runner.data.pack.columns import Column, Rows
+from horovod_runner.data.pack.columns import Column, Columns, Rows
 from horovod_runner.errors import DataError
 
 if TYPE_CHECKING:
@@ -59,23 +59,16 @@ class Inputs:
             TypeError: ``columns`` is neither a list of names nor a mapping.
             ValueError: ``columns`` is empty.
         """
-        types = column_types.leaves(schema)
-        available = _available(types, options)
+        available = column_types.columns_of(schema)
         # Each image is scored once: there is nothing to cache.
         images = {
             name: replace(image, cache=False) for name, image in (options.images or {}).items()
         }
         options = replace(options, images=images or None)
         names = names_of(available, options)
-        for name, value in (fill_null or {}).items():
-            if name not in types:
-                raise DataError(
-                    f"fill_null names the column {name!r}, and there is none: the columns are "
-                    f"{', '.join(types)}"
-                )
-            column_types.check_fill_null(name, types[name], value)
-        columns = {name: available[name] for name in names}
-        fields_of(columns, options)
+        column_types.check_fill_nulls(schema, available, fill_null or {})
+        columns = {column.name: column for name in names for column in available.find(name)}
+        fields_of(Columns(columns), options)
         settled = all(column.is_settled for column in columns.values())
         return cls(options, columns, dict(fill_null or {}), tuple(ragged), settled)
 
@@ -87,12 +80,12 @@ class Inputs:
     @cached_property
     def fields(self) -> list[Field]:
         """The parts of a batch."""
-        return fields_of(self.columns, self.options)
+        return fields_of(Columns(self.columns), self.options)
 
     def settle(self, batch: pa.RecordBatch) -> Inputs:
         """The same inputs with the columns decided by the first rows."""
         columns = {
-            name: column_types.settle(column, _present(batch, name), self.ragged)
+            name: column_types.settle(column, [_present(batch, name)], self.ragged)
             for name, column in self.columns.items()
         }
         settled = batch.num_rows > 0
@@ -157,8 +150,8 @@ class Inputs:
 
     def expressions(self, dataframe: DataFrame) -> list[SparkColumn]:
         """The columns that are read, as expressions of Spark, in order."""
-        tops = [spark_field.name for spark_field in dataframe.schema]
-        return [_expression(name, tops) for name in self.columns]
+        types = {field.name: field.dataType for field in dataframe.schema}
+        return [expression(name, types) for name in self.columns]
 
     def describe(self, parts: Mapping[str, Any]) -> str:
         """The parts of a batch with their types and shapes, for error messages."""
@@ -170,41 +163,42 @@ class Inputs:
         )
 
 
-def _available(types: Mapping[str, pa.DataType], options: FeedOptions) -> dict[str, Column]:
-    """The columns that can become tensors, by name.
-
-    Raises:
-        DataError: the user wants one that cannot.
-    """
-    available, refused = {}, {}
-    for name, type_ in types.items():
-        try:
-            available[name] = column_types.column_of(name, type_)
-        except DataError as error:
-            refused[name] = error
-    wanted = options.columns
-    flat = set(flat_names(wanted.values() if isinstance(wanted, Mapping) else wanted or types))
-    for name, refusal in refused.items():
-        heads = {name[:at] for at, letter in enumerate(name) if letter == "."}
-        if flat & {name, *heads}:
-            raise refusal
-    return available
-
-
 def _present(batch: pa.RecordBatch, name: str) -> pa.RecordBatch:
     """The rows in which a column is not null: a null says nothing about the length of a vector."""
     column = batch.column(name)
     return batch.filter(column.is_valid()) if column.null_count else batch
 
 
-def _expression(name: str, tops: Sequence[str]) -> SparkColumn:
-    """A column, or a field of a struct, as an expression of Spark."""
+def expression(name: str, types: Mapping[str, Any]) -> SparkColumn:
+    """A column by its dotted name, as an expression of Spark; ``types`` are the columns' types."""
     from pyspark.sql import functions
 
-    if name in tops:
-        return functions.col(quoted(name))
-    top = next(top for top in tops if name.startswith(f"{top}."))
-    column = functions.col(quoted(top))
-    for part in name[len(top) + 1 :].split("."):
-        column = column.getField(part)
-    return column
+    top = _longest_head(name, types)
+    return _inside(functions.col(quoted(top)), types[top], name[len(top) + 1 :])
+
+
+def _longest_head(name: str, heads: Iterable[str]) -> str:
+    return max((head for head in heads if name == head or name.startswith(f"{head}.")), key=len)
+
+
+def _inside(column: SparkColumn, type_: Any, path: str) -> SparkColumn:
+    """A field of structs or lists of structs, or the value of a map's key."""
+    from pyspark.sql import functions
+    from pyspark.sql.types import ArrayType, MapType, StructType
+
+    if not path:
+        return column
+    if isinstance(type_, ArrayType):
+        return functions.transform(column, lambda each: _inside(each, type_.elementType, path))
+    if isinstance(type_, MapType):
+        value = type_.valueType
+        for field in value.fields if isinstance(value, StructType) else ():
+            if path.endswith(f".{field.name}"):
+                key, path = path.removesuffix(f".{field.name}"), field.name
+                break
+        else:
+            key, path = path, ""
+        chosen = functions.lit(key).cast(type_.keyType)
+        return _inside(functions.element_at(column, chosen), value, path)
+    field = _longest_head(path, type_.names)
+    return _inside(column.getField(field), type_[field].dataType, path[len(field) + 1 :])

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from horovod_runner.data.feed.options import FeedOptions
-from horovod_runner.data.pack.columns import field_of
+from horovod_runner.data.pack.nested import column_at
 from horovod_runner.data.scoring import model_file
 from horovod_runner.data.scoring.inputs import Inputs
 from horovod_runner.data.scoring.models.kind import Call, ModelKind
@@ -100,7 +100,7 @@ def log_model(
         SerializationError: the model cannot be written to a file.
     """
     inputs = Inputs.of(example.schema, options)
-    columns = [field_of(example, column) for column in inputs.names]
+    columns = [column_at(example, column) for column in inputs.names]
     batch = pa.RecordBatch.from_arrays(columns, inputs.names)
     inputs = inputs.settle(batch)
     path = model_file.keep(kind, model, ())

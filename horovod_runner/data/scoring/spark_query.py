@@ -28,7 +28,10 @@ from pyspark.sql.types import (
 )
 
 from horovod_runner.common.spark_session import current_python, map_in_arrow, quoted
+from horovod_runner.data.pack.columns import refused_in
+from horovod_runner.data.read.staging import arrow_schema
 from horovod_runner.data.scoring.scorer import Scorer
+from horovod_runner.errors import DataError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -48,6 +51,9 @@ def with_outputs(dataframe: DataFrame, scorer: Scorer, keep: Sequence[str]) -> D
 
     Returns:
         The kept columns, the outputs, and with on_error="null" the column ERRORS.
+
+    Raises:
+        DataError: a kept column cannot travel to Python, or two have one name.
     """
     added = [
         StructField(output.name, from_arrow_type(type_.arrow))
@@ -55,11 +61,18 @@ def with_outputs(dataframe: DataFrame, scorer: Scorer, keep: Sequence[str]) -> D
     ]
     if scorer.on_error == "null":
         added.append(StructField(ERRORS, StringType()))
+    refused = refused_in(arrow_schema(dataframe))
+    for name in keep:
+        if keep.count(name) > 1:
+            raise DataError(f"{refused[name]}, or leave both out of the result: keep=[...]")
     arrow_udf = getattr(functions, "arrow_udf", None)
     others = [field for field in dataframe.schema if field.name in {*keep} - {*scorer.inputs.names}]
     has_wide = any(not isinstance(field.dataType, _NARROW) for field in others)
     if arrow_udf is not None and (has_wide or len(others) > len(scorer.inputs.names)):
         return _by_function(dataframe, scorer, keep, added=added, arrow_udf=arrow_udf)
+    for name in keep:
+        if name in refused:  # whole rows travel to Python
+            raise DataError(f"{refused[name]}. keep=[...] leaves columns out of the result")
     return _by_map(dataframe, scorer, keep, added)
 
 

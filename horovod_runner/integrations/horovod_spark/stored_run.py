@@ -80,10 +80,12 @@ class StoredRun:
         local = None if self.folder is None else local_path(self.folder)
         if local is not None:
             os.makedirs(local, exist_ok=True)
-        datasets = rows.datasets(sorted(training.read_columns))
+        columns = sorted(training.read_columns)
         backend = self.backend
         if not isinstance(backend, SparkBackend) or type(backend).run is not SparkBackend.run:
-            return self._train_outside(training, datasets, number=number, written=written), None
+            return self._train_outside(
+                training, rows.dataframes(columns), number=number, written=written
+            ), None
         options = {} if self.use_gpu else {"gpus_per_rank": 0}
         runner = backend.runner(
             checkpoint_dir=self.folder,
@@ -93,7 +95,7 @@ class StoredRun:
             **options,
         )
         with backend.output():
-            return runner.run(train, training=training, **datasets), runner.last_run
+            return runner.run(train, training=training, **rows.datasets(columns)), runner.last_run
 
     def _log_sinks(self) -> list[Any]:
         """Writes TensorBoard's logs where the store has them, if that can be done."""
@@ -107,7 +109,7 @@ class StoredRun:
             return []
 
     def _train_outside(
-        self, training: Training, datasets: Mapping[str, Any], *, number: Any, written: bool
+        self, training: Training, dataframes: Mapping[str, Any], *, number: Any, written: bool
     ) -> Trained:
         """Train with a backend of the user's own, whose ranks read the rows from the store."""
         store: Any = self.store
@@ -120,11 +122,11 @@ class StoredRun:
         paths = {"train": store.get_train_data_path, "valid": store.get_val_data_path}
         number = number if written else os.urandom(4).hex()
         readers, removed = {}, ExitStack()
-        for name, dataset in datasets.items():
+        for name, dataframe in dataframes.items():
             path = paths[name](number)
             if not written:
                 removed.callback(_remove, store, path)
-                util.write_parquet(dataset, path, parts)
+                util.write_parquet(dataframe, path, parts)
             options = getattr(store, "storage_options", None)
             readers[name] = parquet(path, storage_options=options or None).prepare(name, None)
         run_options = Options(np=-1, checkpoint_dir=self.folder, resume=self.folder is not None)

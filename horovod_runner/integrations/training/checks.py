@@ -35,7 +35,8 @@ def check_rows(training: Training, rows: DataFrame) -> None:
             "labelCol) and sample_weight_col (or weightCol)"
         ) from error.__cause__
     for name in training.labels:
-        if not inputs.columns[name].is_fixed and inputs.columns[name].kind != "list":
+        label = inputs.columns[name]
+        if not label.is_fixed and (label.kind in ("text", "bytes") or label.is_ragged_text):
             raise ValueError(
                 f"the label {name!r} is {inputs.columns[name].kind}, and a loss takes numbers: "
                 "index it first, pyspark.ml.feature.StringIndexer, or set labelCol to another "

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from horovod_runner.common.spark_session import quoted
 from horovod_runner.data.read import staging
-from horovod_runner.data.sources import Staged
+from horovod_runner.data.sources import DataFrameSource, Staged
 from horovod_runner.host.scratch import RunFolder
 
 if TYPE_CHECKING:
@@ -37,6 +37,13 @@ class TrainingRows:
         """The rows as arguments of ``run``, with some columns."""
         if self.packed is not None:
             return dict(self.packed)
+        return {
+            name: DataFrameSource(dataframe, columns)
+            for name, dataframe in self.dataframes(columns).items()
+        }
+
+    def dataframes(self, columns: Iterable[str]) -> dict[str, DataFrame]:
+        """The rows with some columns."""
         parts = {"train": self.train, "valid": self.valid}
         return {name: only(part, columns) for name, part in parts.items() if part is not None}
 
@@ -103,7 +110,7 @@ def pack_once(
     with ExitStack() as failed:
         failed.callback(stack.close)
         packed = {}
-        for name, dataframe in rows.datasets(columns).items():
+        for name, dataframe in rows.dataframes(columns).items():
             (trials.path / name).mkdir()
             packed[name] = Staged(staging.stage(dataframe, trials.path / name))
         failed.pop_all()

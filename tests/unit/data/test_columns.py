@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 import subprocess
 import sys
 from decimal import Decimal
@@ -13,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from horovod_runner.data.pack import columns
+from horovod_runner.data.pack import columns, nested
 from horovod_runner.data.pack.columns import Column, Rows
 from horovod_runner.errors import DataError
 
@@ -23,7 +24,7 @@ MOMENT = datetime.datetime(1970, 1, 1, 0, 0, 1)
 
 def read(array: pa.Array, fill_null: object = None) -> tuple[Column, Rows]:
     batch = pa.record_batch([array], ["c"])
-    column = columns.settle(columns.columns_of(batch.schema)["c"], batch)
+    column = columns.settle(columns.columns_of(batch.schema)["c"], [batch])
     return column, columns.read(batch, column, fill_null)
 
 
@@ -160,26 +161,98 @@ def test_fill_null_replaces_nulls() -> None:
 @pytest.mark.parametrize(
     "type_",
     [
-        pa.map_(pa.string(), pa.int64()),
-        pa.list_(pa.string()),
-        pa.list_(pa.list_(pa.int64())),
+        pa.list_(pa.map_(pa.string(), pa.int64())),
         pa.null(),
         pa.month_day_nano_interval(),
     ],
     ids=str,
 )
-def test_a_column_that_cannot_become_a_tensor_is_refused(type_: pa.DataType) -> None:
-    with pytest.raises(DataError, match=f"'odd'.* {type_} .*tensor"):
-        columns.columns_of(pa.schema([("odd", type_)]))
+def test_a_column_that_cannot_become_a_tensor_is_refused_when_it_is_asked_for(
+    type_: pa.DataType,
+) -> None:
+    known = columns.columns_of(pa.schema([("odd", type_), ("even", pa.int64())]))
+    assert [column.name for column in known.find("even")] == ["even"]
+    with pytest.raises(DataError, match=f"'odd'.* {re.escape(str(type_))} .*tensor"):
+        known.find("odd")
+    with pytest.raises(DataError, match=r"'odd'.*columns="):
+        known.all()
+
+
+STRUCTS = pa.struct([("price", pa.float64()), ("tags", pa.list_(pa.string()))])
+PREFS = pa.map_(pa.string(), pa.int64())
+NESTED = pa.table(
+    {
+        "items": pa.array(
+            [[{"price": 1.0, "tags": ["a"]}], [], [{"price": 2.0, "tags": []}] * 2, None],
+            pa.list_(STRUCTS),
+        ),
+        "prefs": pa.array([[("a", 1), ("a.b", 2)], [], [("b", 3), ("a", 4)], None], PREFS),
+        "codes": pa.array(
+            [[(1, {"price": 5.0, "tags": []})], [], [], []], pa.map_(pa.int64(), STRUCTS)
+        ),
+        "grid": pa.array([[[1, 2], [3]], [[4]], [], [[5]]], pa.list_(pa.list_(pa.int32()))),
+        "point": pa.array(
+            [{"at": {"x": 1}}, {"at": None}, None, {"at": {"x": 4}}],
+            pa.struct([("at", pa.struct([("x", pa.int64())]))]),
+        ),
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("items.price", [[1.0], [], [2.0, 2.0], None]),
+        ("items.tags", [[["a"]], [], [[], []], None]),
+        ("prefs.a", [1, None, 4, None]),
+        ("prefs.a.b", [2, None, None, None]),
+        ("codes.1.price", [5.0, None, None, None]),
+        ("grid", [[[1, 2], [3]], [[4]], [], [[5]]]),
+        ("point.at.x", [1, None, None, 4]),
+    ],
+)
+def test_a_dotted_name_leads_into_structs_lists_of_structs_and_maps(
+    name: str, values: list[Any]
+) -> None:
+    whole = NESTED.combine_chunks().to_batches()[0]
+    assert [column.name for column in columns.columns_of(whole.schema).find(name)] == [name]
+    for start, end in [(0, 4), (1, 3), (2, 4), (3, 4), (2, 2)]:
+        part = whole.slice(start, end - start)
+        assert nested.column_at(part, name).to_pylist() == values[start:end]
+
+
+def test_the_error_of_a_map_names_the_reading_that_it_takes() -> None:
+    known = columns.columns_of(NESTED.schema)
+    with pytest.raises(DataError, match=r"'prefs' is a map.*'prefs\.KEY'"):
+        known.find("prefs")
+    with pytest.raises(DataError, match=r"'nowhere'.*prefs\.\*"):
+        known.find("nowhere")
+
+
+def test_lists_of_lists_are_tensors_if_all_have_one_shape() -> None:
+    column, rows = read(pa.array([[[1, 2], [3, 4]], [[5, 6], [7, 8]]]))
+    assert (column.kind, column.shape) == ("vector", (2, 2))
+    assert rows.values.tolist() == [[[1, 2], [3, 4]], [[5, 6], [7, 8]]]
+    column, rows = read(pa.array([[[1, 2], [3]], [[3]]]))
+    assert (column.kind, column.shape, column.dtype) == ("object", (-1, -1), "int64")
+    batch = pa.record_batch([pa.array([[[1], [2]], [[1], [2, 3]]])], ["c"])
+    with pytest.raises(DataError, match=r"'c' .* 1 and of 2 values, as in row 11\b.*ragged="):
+        columns.read(batch, Column("c", "vector", "int64", (2, 1)), first=10)
+
+
+@pytest.mark.parametrize("cells", [[[["a"], None]], [[["a", None]]], [[[1], None]], [[[1, None]]]])
+def test_nulls_inside_lists_of_lists_are_refused(cells: list[Any]) -> None:
+    with pytest.raises(DataError, match=r"'c' has nulls in its lists \(1 of 2 "):
+        read(pa.array(cells))
 
 
 def test_a_list_with_one_length_at_first_and_others_later_is_refused() -> None:
     batch = pa.record_batch([pa.array([[1, 2]])], ["c"])
-    column = columns.settle(columns.columns_of(batch.schema)["c"], batch)
+    column = columns.settle(columns.columns_of(batch.schema)["c"], [batch])
     longer = pa.record_batch([pa.array([[1, 2], [1, 2, 3]])], ["c"])
     with pytest.raises(DataError, match=r"'c'.* 2 .* 3 .*ragged=\['c'\]"):
         columns.read(longer, column)
-    assert columns.settle(columns.columns_of(batch.schema)["c"], batch, ["c"]).kind == "list"
+    assert columns.settle(columns.columns_of(batch.schema)["c"], [batch], ["c"]).kind == "list"
 
 
 @pytest.mark.parametrize("type_", [pa.float32(), pa.int64(), pa.bool_()])
@@ -201,7 +274,7 @@ def test_the_first_batch_does_not_wait_for_an_import_of_pandas(tmp_path: Path) -
     code = f"""
 import sys
 import pyarrow as pa
-from horovod_runner.data.pack import columns
+from horovod_runner.data.pack import columns, nested
 batch = pa.ipc.open_file(pa.memory_map({str(path)!r})).get_batch(0)
 for column in columns.columns_of(batch.schema).values():
     print(columns.read(batch, column).values.tolist())

@@ -362,8 +362,47 @@ def test_a_shard_outside_main_is_refused() -> None:
 
 
 def test_a_pandas_dataframe_with_objects_is_refused() -> None:
-    with pytest.raises(DataError, match=r"^train: .*pandas.*Arrow.*column odd"):
+    with pytest.raises(DataError, match=r"^train: .*'odd' of the pandas.*Arrow"):
         shard_of(pd.DataFrame({"odd": [object(), object()]}))
+
+
+LISTS = pa.table(
+    {
+        "boxes": pa.array(
+            [[[1.0, 2.0]], [], [[3.0, 4.0], [5.0]]], pa.list_(pa.list_(pa.float64()))
+        ),
+        "words": [["a"], [], ["b", "c"]],
+        "grid": pa.array([[[1, 2]], [[3, 4]], [[5, 6]]], pa.list_(pa.list_(pa.int64()))),
+    }
+)
+
+
+def test_lists_of_lists_are_padded_at_every_level() -> None:
+    train = shard_of(LISTS)
+    [batch] = train.batches(3, ["boxes"], pad_ragged={"boxes": -1})
+    assert batch["boxes"].tolist() == [
+        [[1, 2], [-1, -1]],
+        [[-1, -1], [-1, -1]],
+        [[3, 4], [5, -1]],
+    ]
+    [batch] = train.batches(3, ["boxes"], pad_ragged={"boxes": (0, (1, 3))}, dtypes="float32")
+    assert batch["boxes"].dtype == "float32"
+    assert batch["boxes"].tolist() == [[[1, 2, 0]], [[0, 0, 0]], [[3, 4, 0]]]
+    with pytest.raises(DataError, match=r"'boxes', which has lists in 2 levels: .*\(8, 8\)"):
+        train.batches(3, ["boxes"], pad_ragged={"boxes": (0, 4)})
+    with pytest.raises(DataError, match=r"'words', whose lists hold text.*transform="):
+        train.batches(3, ["words"], pad_ragged={"words": 0})
+
+
+def test_columns_that_nobody_asks_for_are_not_looked_at(tmp_path: Path) -> None:
+    odd = LISTS.append_column("none", pa.nulls(3)).append_column("x", pa.array([1, 2, 3]))
+    pq.write_table(odd.select(["words", "x", "none"]), tmp_path / "0.parquet")
+    for data in (odd, parquet(str(tmp_path / "0.parquet"))):
+        train = shard_of(data)
+        [batch] = train.batches(3, ["x"])
+        assert batch["x"].tolist() == [1, 2, 3]
+        with pytest.raises(DataError, match=r"^train: .*'none'.*Without columns= all"):
+            train.batches(3)
 
 
 def test_an_error_during_packing_names_the_dataset(tmp_path: Path) -> None:

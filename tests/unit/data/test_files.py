@@ -172,7 +172,10 @@ def test_files_that_are_missing_or_do_not_fit_are_named(folder: Path) -> None:
         find(str(folder / "nowhere"))
     pq.write_table(TABLE.set_column(1, "b", pa.array(range(ROWS))), folder / "3.parquet")
     with pytest.raises(DataError, match=r"/3\.parquet .*/0\.parquet: b .*int64"):
-        find(str(folder))
+        find(str(folder)).columns.find("b")
+    with pytest.raises(DataError, match=r"/3\.parquet .*/0\.parquet: b .*int64"):
+        find(str(folder), columns=["b"])
+    assert find(str(folder)).settle(["a"])[0].name == "a"
     (folder / "3.parquet").write_text("text")
     with pytest.raises(DataError, match=r"/3\.parquet .*'folder/\*\.parquet'"):
         find(str(folder))

@@ -238,4 +238,4 @@ def test_a_piece_knows_the_shortest_and_the_longest_list_of_all_its_batches(tmp_
     batches = [pa.RecordBatch.from_pydict({"x": values}) for values in lists]
     (piece,) = write_together(tmp_path, "train", 1, lambda number: iter(batches))
     assert piece.rows == 4
-    assert piece.lengths == {"x": (1, 3)}
+    assert piece.lengths == {"x": [(1, 3)]}
