@@ -194,7 +194,8 @@ class Shard:
             self._refuse_rows_of_ranks("whole=True gives all rows to each rank")
         store, fields = self._packed(made)
         rows = np.arange(self.rows) if whole else self._rows_for_good(made.how_last)
-        return torch_feed.RowDataset(store, fields, rows, made)
+        all_rows = self.rows if self._counts is None else None
+        return torch_feed.RowDataset(store, fields, rows, made, all_rows)
 
     @suggest_arguments(ALIASES, lambda: OF_TF_DATASET, _OF_BATCHES)
     def to_tf(

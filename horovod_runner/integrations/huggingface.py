@@ -3,9 +3,9 @@
     from transformers import Trainer, TrainingArguments
     from horovod_runner.integrations.huggingface import ReportCallback, resume_from
 
-    arguments = TrainingArguments("output", save_steps=50, use_cpu=True)  # without GPUs
-    rows = data.to_torch_dataset(whole=True)
-    trainer = Trainer(model, arguments, train_dataset=rows, callbacks=[ReportCallback()])
+    size = batch_per_rank(64)
+    arguments = TrainingArguments("output", save_steps=50, per_device_train_batch_size=size)
+    trainer = Trainer(model, arguments, train_dataset=data, callbacks=[ReportCallback()])
     trainer.train(resume_from_checkpoint=resume_from())
 
 Nothing of transformers is imported here, so the driver needs none of it.
@@ -13,6 +13,7 @@ Nothing of transformers is imported here, so the driver needs none of it.
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -23,10 +24,12 @@ from horovod_runner.common.numbers import COLUMNS
 from horovod_runner.errors import CheckpointError, DataError
 from horovod_runner.worker import context
 from horovod_runner.worker.api import check_weights, load_checkpoint, report, save_checkpoint
+from horovod_runner.worker.imports.patches import instead_of
 
 _STATE = "trainer_state.json"
 # Folders in a checkpoint of which each host has a part only: of FSDP and DeepSpeed.
 _SHARDED = ("pytorch_model_fsdp_*", "global_step*")
+_LOSSES = ("Loss", "cross_entropy", "mse_loss", "l1_loss", "nll_loss", "binary_cross_entropy")
 _RESERVED = (*COLUMNS, "total_steps")  # that report() does not take as names of metrics
 
 
@@ -139,6 +142,99 @@ def resume_from() -> str | None:
             "Trainer cannot resume from it. Load it with horovod_runner.load_checkpoint"
         )
     return str(path)
+
+
+def batch_per_rank(global_batch: int) -> int:
+    """Return the ``per_device_train_batch_size`` with which a step has this many rows on all ranks.
+
+    With gradient accumulation divide ``global_batch`` by its steps before.
+
+    Args:
+        global_batch: rows of a step over all ranks; a multiple of the number of ranks.
+
+    Raises:
+        ValueError: the ranks cannot share the rows evenly.
+    """
+    rank = context.current()
+    size = 1 if rank is None else rank.size
+    if global_batch < 1 or global_batch % size:
+        raise ValueError(
+            f"batch_per_rank({global_batch}): {size} ranks cannot share these rows evenly. "
+            f"Take a multiple of {size}, such as {max(1, round(global_batch / size)) * size}, or "
+            "another np"
+        )
+    return global_batch // size
+
+
+def patch_arguments(module: Any) -> None:
+    """Let ranks without GPUs connect; called with the module ``transformers.training_args``.
+
+    Without ``use_cpu=True`` Hugging Face connects no ranks on CPUs, and each would train by itself.
+    """
+
+    @instead_of(module.TrainingArguments, "__post_init__")
+    def post_init(plain: Any, self: Any, *args: Any, **options: Any) -> Any:
+        rank = context.current()
+        if rank is not None and rank.size > 1 and not _has_accelerator():
+            self.use_cpu = True
+        return plain(self, *args, **options)
+
+
+def patch_trainer(module: Any) -> None:
+    """Give the Trainer the rows of all ranks; called with the module ``transformers.trainer``.
+
+    It divides them among the ranks itself. And where a model's loss does not use
+    ``num_items_in_batch``, the Trainer multiplies no loss by the number of ranks.
+    """
+
+    @instead_of(module.Trainer, "__init__")
+    def init(plain: Any, self: Any, *args: Any, **options: Any) -> None:
+        bound = inspect.signature(plain).bind(self, *args, **options)
+        for name in ("train_dataset", "eval_dataset"):
+            if name in bound.arguments:
+                bound.arguments[name] = _whole(bound.arguments[name])
+        plain(*bound.args, **bound.kwargs)
+        if getattr(self, "compute_loss_func", None) is None and _averages_by_itself(self.model):
+            self.args.average_tokens_across_devices = False
+
+    for name in ("get_eval_dataloader", "get_test_dataloader"):
+
+        @instead_of(module.Trainer, name)
+        def loader(plain: Any, self: Any, dataset: Any = None) -> Any:
+            return plain(self, _whole(dataset))
+
+
+def _has_accelerator() -> bool:
+    import torch
+
+    found = getattr(torch, "accelerator", torch.cuda)  # torch.accelerator is of torch 2.6
+    return bool(found.is_available())
+
+
+def _whole(dataset: Any) -> Any:
+    """The rows of all ranks, of a Shard and of what its ``to_torch_dataset`` returned."""
+    if isinstance(dataset, dict):
+        return {name: _whole(each) for name, each in dataset.items()}
+    if hasattr(dataset, "to_torch_dataset"):
+        return dataset.to_torch_dataset(whole=True)
+    if getattr(dataset, "is_whole", True) is False:
+        return dataset.whole() or dataset
+    return dataset
+
+
+def _averages_by_itself(model: Any) -> bool:
+    """Whether the loss of a model is the mean over its rank's rows, whatever the Trainer passes.
+
+    Judged by the code of ``forward``: it calls a loss of torch, or a loss function of transformers
+    that has no ``num_items_in_batch``. Where neither can be seen, the Trainer decides.
+    """
+    forward = inspect.unwrap(getattr(type(model), "forward", lambda: None))
+    code = getattr(forward, "__code__", None)
+    if code is None or "num_items_in_batch" in {*code.co_varnames, *code.co_consts}:
+        return False
+    if "loss_function" in code.co_names:
+        return "num_items_in_batch" not in inspect.signature(model.loss_function).parameters
+    return any(name.endswith(_LOSSES) for name in code.co_names)
 
 
 def check_rows(dataset: Any) -> None:

@@ -12,6 +12,11 @@ from horovod_runner.wire.job_file import ImportHook
 
 _ADASUM_ALLOWED: Final = "op=Adasum is not refused without MPI, and fails later"
 _UNEQUAL: Final = "a feed with global_batch gives unequal parts to a model with batch normalization"
+_DEVICES: Final = "Lightning's own strategies need devices= and num_nodes="
+_FIT: Final = (
+    "model.fit takes no feed of to_torch, counts the padding of a validation, and averages metrics "
+    "only for the callbacks after MetricAverageCallback"
+)
 
 IMPORT_HOOKS: Final = (
     ImportHook(
@@ -103,6 +108,18 @@ IMPORT_HOOKS: Final = (
         "hvd.DistributedOptimizer does not know Compression.powersgd",
     ),
     ImportHook(
+        "keras.src.backend.tensorflow.trainer",
+        ".integrations.keras.fitting.patch:patch",
+        _FIT,
+        sign="ops",
+    ),
+    ImportHook(
+        "keras.src.backend.torch.trainer",
+        ".integrations.keras.fitting.patch:patch",
+        _FIT,
+        sign="ops",
+    ),
+    ImportHook(
         "keras.src.callbacks.callback_list",
         ".worker.checks.steps:watch_keras",
         "model.fit does not compare the ranks' weights",
@@ -134,6 +151,11 @@ IMPORT_HOOKS: Final = (
         sign="ops",
     ),
     ImportHook(
+        "lightning.pytorch.trainer.trainer",
+        ".integrations.lightning_ranks:patch_trainer",
+        _DEVICES,
+    ),
+    ImportHook(
         "mlflow.tracking.fluent",
         ".worker.checks.calls:watch_mlflow",
         "a run of MLflow on each rank is not noticed",
@@ -143,6 +165,11 @@ IMPORT_HOOKS: Final = (
         ".worker.checks.calls:watch_spark",
         "a Spark session that a rank starts is not noticed",
         sign="SparkContext",
+    ),
+    ImportHook(
+        "pytorch_lightning.trainer.trainer",
+        ".integrations.lightning_ranks:patch_trainer",
+        _DEVICES,
     ),
     ImportHook(
         "tensorflow",
@@ -208,5 +235,16 @@ IMPORT_HOOKS: Final = (
         "torch.utils.tensorboard.writer",
         ".worker.checks.calls:watch_torch_logs",
         "a SummaryWriter on several ranks is not noticed",
+    ),
+    ImportHook(
+        "transformers.trainer",
+        ".integrations.huggingface:patch_trainer",
+        "the Trainer needs to_torch_dataset(whole=True), and for a classifier "
+        "average_tokens_across_devices=False",
+    ),
+    ImportHook(
+        "transformers.training_args",
+        ".integrations.huggingface:patch_arguments",
+        "without GPUs the Trainer needs TrainingArguments(use_cpu=True)",
     ),
 )

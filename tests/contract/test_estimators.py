@@ -334,6 +334,44 @@ def test_keras_trains_predicts_and_is_saved(
     )
 
 
+# Slow, like the test before.
+@on_classic_spark
+def test_a_keras_model_of_a_subclass_begins_with_text_and_is_not_built(
+    spark: SparkSession, ranks: Ranks, tmp_path: Path
+) -> None:
+    ranks.needs_tensorflow()
+    import keras
+    from pyspark.sql import functions as f
+
+    from horovod_runner.ml import KerasModel
+
+    layers = keras.layers
+
+    class Words(keras.Model):  # type: ignore[misc, name-defined]
+        # Keras alone could not load it, because it has no **kwargs for Keras's own arguments.
+        def __init__(self, units: int = 4) -> None:
+            super().__init__()
+            self.numbers = layers.TextVectorization(vocabulary=["good", "bad", "film"])
+            self.vectors, self.score = layers.Embedding(8, units), layers.Dense(1)
+
+        def call(self, text: Any) -> Any:
+            return self.score(keras.ops.mean(self.vectors(self.numbers(text)), axis=1))
+
+    good = f.when(f.col("id") % 3 == 0, "good film").otherwise("bad film")
+    df = line(spark, 48).select(good.alias("text"), (f.col("id") % 3 == 0).cast("float").alias("y"))
+    model = keras_regression(
+        model=Words(), feature_cols=["text"], labelCol="y", np=2, batch_size=4
+    ).fit(df)
+    scored = {row.text: row.prediction for row in model.transform(df).distinct().collect()}
+    assert scored == pytest.approx({"good film": 1.0, "bad film": 0.0}, abs=0.2)
+    odd = keras_regression(model=Words(8), feature_cols=["text"], labelCol="y")
+    with pytest.raises(ValueError, match=r"Words .*get_config that returns the arguments"):
+        odd.fit(df)
+    model.save(str(tmp_path / "words"))
+    again = KerasModel.load(str(tmp_path / "words")).transform(df).distinct().collect()
+    assert {row.text: row.prediction for row in again} == pytest.approx(scored)
+
+
 @on_classic_spark
 def test_lightning_trains_and_predicts(spark: SparkSession) -> None:
     lightning = pytest.importorskip("lightning.pytorch")

@@ -15,6 +15,7 @@ from horovod_runner.integrations.training.keras_loop import set_seed
 from horovod_runner.worker.weights import hash_weights
 from tests import suites
 from tests.preload import keras_on
+from tests.real import keras_feeds
 from tests.real.keras_behaviours import BEHAVIOURS, behave
 from tests.real.keras_names import names_of
 from tests.real.keras_scripts import keras_script, legacy_script, tensorflow_script
@@ -237,6 +238,74 @@ def test_callbacks_decide_by_the_mean_of_the_ranks(backend: str) -> None:
         assert rate == pytest.approx(0.1)
 
 
+@cache
+def fed(backend: str) -> list[dict[str, Any]]:
+    """The results of keras_feeds by rank, in one run."""
+    rows = keras_feeds.table()
+    data = {"train": rows, "valid": rows[: keras_feeds.VALID], "few": rows[:1]}
+    return list(run(keras_feeds.run_all, backend, data))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_validation_counts_each_row_of_a_feed_once(backend: str) -> None:
+    for rank in fed(backend):
+        for feed in (name for name in rank["fits"] if name != "one process"):
+            fit = rank["fits"][feed]
+            last = {name: fit["seen"][-1][name] for name in fit["one"]}
+            assert last == pytest.approx(fit["one"], abs=1e-6), feed
+            assert {"val_loss", "val_accuracy", "val_auc", "val_precision"} == {*last}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_order_of_callbacks_does_not_matter(backend: str) -> None:
+    first, second = (rank["fits"] for rank in fed(backend))
+    for feed in (name for name in first if name != "one process"):
+        # The first callback has seen the averages, and those behind it have decided by them.
+        assert first[feed]["seen"] == second[feed]["seen"]
+        assert first[feed]["epochs"] == second[feed]["epochs"] == 2
+        assert first[feed]["rate"] == second[feed]["rate"] == pytest.approx(0.01)
+        assert first[feed]["weights"] == second[feed]["weights"]
+        assert first[feed]["shuffle"] == []
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_fit_on_a_feed_learns_what_one_process_learns(backend: str) -> None:
+    for rank in fed(backend):
+        for feed in (name for name in rank["fits"] if "global batch" in name):
+            for weight, alone in zip(
+                rank["fits"][feed]["weights"], rank["fits"]["one process"], strict=True
+            ):
+                numpy.testing.assert_allclose(weight, alone, rtol=1e-5)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_layers_adapt_to_the_rows_of_all_ranks(backend: str) -> None:
+    for rank in fed(backend):
+        for name, (here, alone) in rank["adapted"].items():
+            for values, expected in zip(here, alone, strict=True):
+                if len(values) and isinstance(values[0], str):
+                    assert values == expected, name
+                else:
+                    numpy.testing.assert_allclose(values, expected, rtol=1e-4, err_msg=name)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_adapt_refuses_what_it_cannot_adapt(backend: str) -> None:
+    for rank in fed(backend):
+        unknown, known, part = rank["refused"]
+        assert "adapt does not know Dense" in unknown
+        assert "has its statistics already, by vocabulary=" in known
+        assert "part='z', and a batch has the parts 'x', 'y'" in part
+
+
+@TOGETHER["tensorflow"]
+def test_a_network_that_begins_with_text_trains_and_is_saved() -> None:
+    first, second = (rank["text"] for rank in fed("tensorflow"))
+    assert first == second
+    assert first["loss"][-1] < first["loss"][0]
+    assert first["same"]
+
+
 def fit_without_broadcast(with_optimizer: bool) -> None:
     """Train on ranks with different weights."""
     import keras
@@ -299,20 +368,17 @@ def test_keras_2_uses_horovods_keras(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def custom_model(keras: Any) -> Any:
-    """A model that Keras cannot recreate: its class is not registered and has no get_config."""
+    """A model without weights before its first batch, which Keras cannot recreate either."""
 
     class Custom(keras.Model):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
             super().__init__()
             self.inside = keras.layers.Dense(1)
-            self.inside.build((None, 3))
 
         def call(self, x: Any) -> Any:
             return self.inside(x)
 
-    model = Custom()
-    model.built = True
-    return model
+    return Custom()
 
 
 def fit_and_fail(epochs: int, subclassed: bool, forgetful: bool = False) -> list[Any]:
@@ -367,12 +433,18 @@ def fit_and_fail(epochs: int, subclassed: bool, forgetful: bool = False) -> list
     return [epochs_seen, iterations, weights]
 
 
-@TOGETHER["torch"]
-@pytest.mark.parametrize("subclassed", [False, True])
+@pytest.mark.parametrize(
+    ("backend", "subclassed"),
+    [
+        pytest.param("torch", False, marks=TOGETHER["torch"], id="False"),
+        pytest.param("torch", True, marks=TOGETHER["torch"], id="True"),
+        pytest.param("tensorflow", True, marks=TOGETHER["tensorflow"], id="tensorflow-True"),
+    ],
+)
 def test_a_fit_resumes_after_a_failure_and_reports_its_metrics(
-    subclassed: bool, capsys: pytest.CaptureFixture[str]
+    backend: str, subclassed: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    failing = runner("torch", max_restarts=1, num_to_keep=None, progress=False)
+    failing = runner(backend, max_restarts=1, num_to_keep=None, progress=False)
     epochs, iterations, weights = failing.run(fit_and_fail, epochs=4, subclassed=subclassed)
     assert epochs == [2, 3, 0, 1]  # the second fit resumes nothing
     assert iterations == 4 * 8
@@ -387,7 +459,7 @@ def test_a_fit_resumes_after_a_failure_and_reports_its_metrics(
     assert warned == subclassed
     if not subclassed:
         assert (
-            run(weights_of, "torch", {"path": failing.last_run.latest_checkpoint.path}) == weights
+            run(weights_of, backend, {"path": failing.last_run.latest_checkpoint.path}) == weights
         )
 
 

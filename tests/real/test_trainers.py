@@ -221,6 +221,48 @@ def test_ways_to_train_with_torch_distributed_learn_what_one_process_learns() ->
             np.testing.assert_allclose(weights, other, atol=1e-5, err_msg=f"{name}: {of}")
 
 
+def classify(data: Any) -> tuple[dict[str, Any], float]:
+    """Train a classifier with the Trainer, as it is written for one process."""
+    import torch
+    from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+
+    from horovod_runner.huggingface import ReportCallback, batch_per_rank
+
+    arguments = TrainingArguments(
+        "output",
+        max_steps=6,
+        per_device_train_batch_size=batch_per_rank(8),
+        per_device_eval_batch_size=8,
+        optim="sgd",
+        learning_rate=0.1,
+        save_strategy="no",
+        disable_tqdm=True,
+        report_to=[],
+    )
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 100, "hidden_size": 16, "intermediate_size": 32}
+    none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    config = BertConfig(**sizes, **none, num_hidden_layers=1, num_attention_heads=2, num_labels=2)
+    model = BertForSequenceClassification(config)
+    rows = data.to_torch_dataset()
+    trainer = Trainer(
+        model, arguments, train_dataset=data, eval_dataset=rows, callbacks=[ReportCallback()]
+    )
+    trainer.train()
+    return model.state_dict(), trainer.evaluate()["eval_loss"]
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_classifier_of_hugging_face_learns_what_one_process_learns() -> None:
+    pytest.importorskip("transformers")
+    data = sentences(48).rename(columns={"labels": "unused"}).assign(labels=[0, 1, 1] * 16)
+    data = data[["input_ids", "labels"]]
+    (learned, loss), (alone, loss_alone) = (Runner(np=n).run(classify, data=data) for n in (-2, -1))
+    for name, weights in learned.items():
+        np.testing.assert_allclose(weights, alone[name], atol=1e-5, err_msg=name)
+    assert loss == pytest.approx(loss_alone, abs=1e-5)
+
+
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(
     ("title", "package", "metric"), [("XGBoost", "xgboost", "rmse"), ("LightGBM", "lightgbm", "l2")]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -55,6 +56,58 @@ def test_rows_that_are_one_ranks_part_already_are_refused() -> None:
         ReportCallback().on_train_begin(connected, STATE, None, train_dataloader=part)
     with pytest.raises(DataError, match="whole=True"):
         ReportCallback().on_prediction_step(connected, STATE, None, eval_dataloader=part)
+
+
+@pytest.mark.usefixtures("rank")
+def test_the_ranks_share_a_batch_evenly() -> None:
+    assert huggingface.batch_per_rank(64) == 32
+    with pytest.raises(ValueError, match=r"2 ranks cannot share .* such as 8,"):
+        huggingface.batch_per_rank(7)
+
+
+def _passed_on(labels: object, num_items_in_batch: object = None) -> None:
+    """A loss function of transformers that counts all ranks' items."""
+
+
+class _Model:
+    def __init__(self, loss: Callable[..., object] = _passed_on) -> None:
+        self.loss_function = loss
+
+
+class _OfTransformers(_Model):
+    def forward(self, labels: object, **kwargs: object) -> object:
+        return self.loss_function(labels, **kwargs)
+
+
+class _WithOwnLoss(_Model):
+    def forward(self, x: object, torch: Any, **kwargs: object) -> object:
+        return torch.nn.CrossEntropyLoss()(x)
+
+
+class _Counting(_Model):
+    def forward(self, x: object, functional: Any, **kwargs: object) -> object:
+        return functional.cross_entropy(x, reduction="sum") / kwargs["num_items_in_batch"]
+
+
+class _Silent(_Model):
+    def forward(self, x: object, **kwargs: object) -> object:
+        return x
+
+
+@pytest.mark.parametrize(
+    ("model", "averages"),
+    [
+        (_OfTransformers(), False),
+        (_OfTransformers(lambda labels: None), True),
+        (_WithOwnLoss(), True),
+        (_Counting(), False),
+        (_Silent(), False),
+    ],
+)
+def test_the_code_of_a_model_tells_whether_its_loss_is_a_mean_of_the_rank(
+    model: Any, averages: bool
+) -> None:
+    assert huggingface._averages_by_itself(model) == averages
 
 
 def test_outside_a_run_and_on_one_rank_nothing_is_refused() -> None:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from horovod_runner.integrations.lightning_ranks import devices_of_ranks
 from tests.stand_ins import as_rank
 from tests.unit.modules import load_anew
 
@@ -87,3 +88,28 @@ def test_a_step_of_several_batches_is_saved_once(lightning: Any) -> None:
         assert saved() == [2, 4, 6, 8]
         Trainer().train(first, 5)  # another training
         assert saved() == [2, 4, 6, 8, 2, 4]
+
+
+OF_FSDP = SimpleNamespace(strategy_name="fsdp", parallel_devices=None)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "found"),
+    [
+        ("ddp", {"devices": 2, "num_nodes": 2}),
+        (OF_FSDP, {"devices": 2, "num_nodes": 2}),
+        ("auto", {}),
+        ("ddp_spawn", {}),
+        (SimpleNamespace(strategy_name="horovod", parallel_devices=None), {}),
+        (SimpleNamespace(strategy_name="single_device"), {}),
+    ],
+)
+def test_a_trainer_takes_the_ranks_that_there_are(
+    strategy: Any, found: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert devices_of_ranks(strategy) == {}  # outside a run
+    with as_rank(0, 4):
+        assert devices_of_ranks(strategy) == found
+    with as_rank(0, 3):  # hosts with 2 ranks and with 1
+        assert devices_of_ranks(strategy) == {}

@@ -191,7 +191,7 @@ class Feed(Generic[T]):
             with Ahead(
                 numbers, self._chunk, ahead=options.prefetch, is_helped=self._is_helped()
             ) as ahead:
-                while not self._is_stale and (batches := _waited_for(ahead)) is not None:
+                while not self._is_stale and (batches := waited_for(ahead)) is not None:
                     yield batches
         self._epoch, self._step, self._begun = self._epoch + 1, 0, False
 
@@ -316,7 +316,7 @@ _REMEDIES = {
 }
 
 
-def _waited_for(ahead: Ahead[Any, list[T]]) -> list[T] | None:
+def waited_for(ahead: Ahead[Any, list[T]]) -> list[T] | None:
     """The next chunk; None after the last."""
     with clock.timing("data"):
         return next(ahead, None)

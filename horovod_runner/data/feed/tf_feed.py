@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from horovod_runner.data.feed.feed import Feed, Plan
 from horovod_runner.data.feed.fields import Field
+from horovod_runner.data.feed.rows_once import RowsOnce
 from horovod_runner.worker.profiling.clock import clock
 
 _FEED = "_horovod_runner_feed"
@@ -28,28 +29,81 @@ def dataset_of(plan: Plan) -> tf.data.Dataset:
 
     Each iteration over it is one epoch.
     """
-    is_uniform = all(field.is_uniform for field in plan.fields)
-    options = plan.options
-    feed: Feed[Any] = Feed(plan, _as_chunk if is_uniform else _as_batches)
-    feed.skip(options.start)
-    rows = feed.batch_rows(0)
-    signatures = [_signature(field, rows) for field in plan.fields]
-    if options.has_weights:
-        signatures.append(tf.TensorSpec([rows], tf.float32))
-    dataset = (_in_chunks if is_uniform else _one_by_one)(feed, signatures)
-    if not options.as_tuple:
-        dataset = dataset.map(lambda *values: dict(zip(feed.names, values, strict=True)))
+    feed: Feed[Any] = Feed(plan, _as_chunk if _is_uniform(plan) else _as_batches)
+    feed.skip(plan.options.start)
+    dataset = _dataset(feed, plan, feed.batch_rows(0))
     # TensorFlow takes the number of batches from the first iteration: it must be a whole epoch.
-    if not options.start % max(1, len(feed)):
+    if not plan.options.start % max(1, len(feed)):
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(len(feed)))
     setattr(dataset, _FEED, feed)
     return dataset
+
+
+def _is_uniform(plan: Plan) -> bool:
+    """Whether all batches with the same number of rows have the same shape."""
+    return all(field.is_uniform for field in plan.fields)
+
+
+def _dataset(feed: Feed[Any], plan: Plan, rows: int | None) -> tf.data.Dataset:
+    """The batches of a feed.
+
+    Args:
+        feed: makes chunks of batches.
+        plan: its plan.
+        rows: rows of each batch; None if they differ.
+    """
+    signatures = [_signature(field, rows) for field in plan.fields]
+    if plan.options.has_weights:
+        signatures.append(tf.TensorSpec([rows], tf.float32))
+    dataset = (_in_chunks if _is_uniform(plan) else _one_by_one)(feed, signatures)
+    if plan.options.as_tuple:
+        return dataset
+    return dataset.map(lambda *values: dict(zip(feed.names, values, strict=True)))
 
 
 def feed_of(dataset: object) -> Feed[Any] | None:
     """The feed behind a dataset of :func:`dataset_of`; None for any other object."""
     feed: Feed[Any] | None = getattr(dataset, _FEED, None)
     return feed
+
+
+def feed_behind(dataset: object) -> Feed[Any] | None:
+    """The feed behind a dataset, or behind the one that it was made of; None for other data."""
+    while dataset is not None:
+        if (feed := feed_of(dataset)) is not None:
+            return feed
+        # TensorFlow has no public name for it.
+        dataset = getattr(dataset, "_input_dataset", None)
+    return None
+
+
+def rows_once(dataset: object) -> tuple[tf.data.Dataset, RowsOnce[Any]] | None:
+    """The rows of a rank behind a dataset, each once and without padding.
+
+    Args:
+        dataset: of :func:`dataset_of`, or what ``map`` and ``prefetch`` have made of it.
+
+    Returns:
+        A dataset with the same parts, whose batches may differ in their rows, and its feed. None
+        for another dataset, or if a function of ``map`` requires batches of one size.
+    """
+    feed = feed_of(dataset)
+    if feed is not None:
+        once = RowsOnce(feed)
+        made = _dataset(once, once.plan, None)
+        return made.apply(tf.data.experimental.assert_cardinality(len(once))), once
+    source = getattr(dataset, "_input_dataset", None)
+    found = None if source is None else rows_once(source)
+    kind = type(dataset).__name__
+    if found is None or kind == "_PrefetchDataset":
+        return found
+    function = getattr(getattr(dataset, "_map_func", None), "_func", None)
+    if kind not in ("_MapDataset", "_ParallelMapDataset") or function is None:
+        return None
+    try:
+        return found[0].map(function), found[1]
+    except Exception:  # whatever the user's function raises
+        return None
 
 
 def _as_chunk(_: list[str], values: list[Any]) -> list[Any]:
@@ -92,7 +146,7 @@ def _one_by_one(feed: Feed[Any], signatures: Sequence[Any]) -> tf.data.Dataset:
     return dataset.prefetch(tf.data.AUTOTUNE)
 
 
-def _signature(field: Field, batch_rows: int) -> Any:
+def _signature(field: Field, batch_rows: int | None) -> Any:
     """Type and shape of a part of a batch."""
     kind = field.columns[0].kind if field.single and field.image is None else "number"
     if kind in ("text", "bytes"):

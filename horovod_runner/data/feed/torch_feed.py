@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from horovod_runner.data.feed.feed import dicts_of
+from horovod_runner.data.feed.feed import Feed, dicts_of
 from horovod_runner.data.feed.fields import Field
 from horovod_runner.data.feed.options import FeedOptions
 from horovod_runner.data.pack.columns import Array
@@ -24,20 +26,35 @@ class RowDataset(Dataset[Any]):  # type: ignore[misc]
         fields: the parts of a row.
         rows: numbers of the rows.
         options: says whether a row is a tuple, and how it is transformed.
+        all_rows: rows of all ranks in the store; None if it has only this rank's.
 
     Attributes:
         is_whole: whether these are the rows of all ranks.
     """
 
     def __init__(
-        self, store: Store, fields: Sequence[Field], rows: Array, options: FeedOptions
+        self,
+        store: Store,
+        fields: Sequence[Field],
+        rows: Array,
+        options: FeedOptions,
+        all_rows: int | None,
     ) -> None:
         self._store = store
         self._fields = fields
         self._rows = rows
         self._options = options
+        self._all_rows = all_rows
         self.is_whole = options.whole
         self._names = list(dict.fromkeys(c.name for f in fields for c in f.columns))
+
+    def whole(self) -> RowDataset | None:
+        """The rows of all ranks, as with ``whole=True``; None if this rank has only its own."""
+        if self.is_whole or self._all_rows is None:
+            return self if self.is_whole else None
+        options = replace(self._options, whole=True, last_batch=None)
+        rows = np.arange(self._all_rows)
+        return RowDataset(self._store, self._fields, rows, options, self._all_rows)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -58,6 +75,33 @@ class RowDataset(Dataset[Any]):  # type: ignore[misc]
             rows = [dict(zip(names, row, strict=True)) for row in rows]
         transform = self._options.transform
         return rows if transform is None else [transform(row) for row in rows]
+
+
+class Batches(IterableDataset[Any]):  # type: ignore[misc]
+    """The batches of a feed, for code that takes a ``DataLoader``.
+
+    Args:
+        feed: the feed.
+        steps: the first batches only; None for all of an epoch.
+    """
+
+    def __init__(self, feed: Feed[Any], steps: int | None = None) -> None:
+        self._feed = feed
+        self._steps = len(feed) if steps is None else min(steps, len(feed))
+
+    def __len__(self) -> int:
+        return self._steps
+
+    def __iter__(self) -> Iterator[Any]:
+        return islice(self._feed, self._steps)
+
+    def loader(self) -> DataLoader[Any]:
+        """A DataLoader that passes the batches on as they are."""
+        return DataLoader(self, batch_size=None, collate_fn=_unchanged)
+
+
+def _unchanged(batch: Any) -> Any:
+    return batch
 
 
 class CopiedBatches(list[Any]):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from horovod_runner.integrations.keras import callbacks, elastic
     from horovod_runner.integrations.keras.distributed.batch_norm import SyncBatchNormalization
+    from horovod_runner.integrations.keras.fitting.adapt import adapt
     from horovod_runner.integrations.keras.optimizer import (
         DistributedOptimizer,
         PartialDistributedOptimizer,
@@ -42,6 +43,7 @@ _HOROVODS = frozenset(
 )
 _HOMES = {
     "Compression": "values",
+    "adapt": "fitting.adapt",
     "DistributedOptimizer": "optimizer",
     "PartialDistributedOptimizer": "optimizer",
     "SyncBatchNormalization": "distributed.batch_norm",
@@ -60,6 +62,7 @@ __all__ = [
     "DistributedOptimizer",
     "PartialDistributedOptimizer",
     "SyncBatchNormalization",
+    "adapt",
     "allgather",
     "allreduce",
     "broadcast",

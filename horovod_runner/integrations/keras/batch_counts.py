@@ -89,7 +89,7 @@ class CollectiveCallback(keras.callbacks.Callback):  # type: ignore[misc]
             raise ValueError(
                 f"the ranks began different numbers of epochs: {epochs}. If a callback ends the "
                 "training (EarlyStopping), give it to every rank, with MetricAverageCallback "
-                "before it: then all ranks decide by the same metrics"
+                "in the list: then all ranks decide by the same metrics"
             )
         counts = [batches for _, batches, _ in rows]
         raise ValueError(

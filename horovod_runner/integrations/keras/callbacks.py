@@ -9,19 +9,20 @@ import math
 import os
 import zlib
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any, Literal
 
 import keras
 
 from horovod_runner.checkpoints.keras_copy import keras_variables
+from horovod_runner.data.feed.rows_once import RowsOnce
 from horovod_runner.integrations.keras.batch_counts import CollectiveCallback, by_rank
 from horovod_runner.integrations.keras.collectives import collectives
+from horovod_runner.integrations.keras.fitting.validation import Validated
 from horovod_runner.integrations.keras.learning_rate import (
     LearningRateScheduleCallback,
     LearningRateWarmupCallback,
 )
-from horovod_runner.integrations.keras.reporting import LogCallback, ReportCallback
+from horovod_runner.integrations.keras.reporting import LogCallback, ReportCallback, when_built
 from horovod_runner.worker.agreement import agree
 from horovod_runner.worker.api import save_checkpoint
 from horovod_runner.worker.checks.models import check_same_model
@@ -37,6 +38,8 @@ __all__ = [
     "ReduceLROnPlateau",
     "ReportCallback",
 ]
+
+_METRICS = "horovod_runner.metrics"
 
 
 class BroadcastGlobalVariablesCallback(CollectiveCallback):
@@ -75,30 +78,8 @@ class BroadcastGlobalVariablesCallback(CollectiveCallback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         super().on_train_begin(logs)
-        if self.broadcast_done:
-            return
-        if _is_built(self.model):
-            self._broadcast()
-        else:
-            self._broadcast_later()
-
-    def _broadcast_later(self) -> None:
-        """Broadcast at the first batch: TensorFlow models without an Input layer need its shape."""
-        model, train = self.model, self.model.train_function
-
-        def first(iterator: Any) -> Any:
-            model.train_function = train
-            # If only a real batch can build the model, broadcast after that batch, like Horovod.
-            with suppress(Exception):
-                model._symbolic_build(data_batch=iterator.element_spec)
-            if _is_built(model):
-                self._broadcast()
-                return train(iterator)
-            logs = train(iterator)
-            self._broadcast()
-            return logs
-
-        model.train_function = first
+        if not self.broadcast_done:
+            when_built(self.model, self._broadcast)
 
     def _broadcast(self) -> None:
         model = self.model
@@ -123,9 +104,11 @@ class BroadcastGlobalVariablesCallback(CollectiveCallback):
 
 
 class MetricAverageCallback(CollectiveCallback):
-    """Averages the metrics of an epoch over the ranks, for all callbacks after it in the list.
+    """Averages the metrics of an epoch over the ranks, for all callbacks, in any order.
 
-    Put it before EarlyStopping, ReduceLROnPlateau, ReportCallback and others that read metrics.
+    A metric that another callback adds is averaged, too, if that callback comes before this one.
+    The metrics of a validation on a Shard's rows are not averaged but computed over all rows: see
+    the page about Keras.
 
     Args:
         device: ignored: numbers are averaged on the CPU; for compatibility.
@@ -136,15 +119,34 @@ class MetricAverageCallback(CollectiveCallback):
 
     def __init__(self, device: str = "") -> None:
         super().__init__()
+        self._averaged: set[str] = set()  # in this epoch, before the other callbacks
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if not self._averaged:
+            super().on_epoch_end(epoch, logs)
+        self._average(logs)
+        self._averaged = set()
+
+    def average_first(self, epoch: int, logs: Any, validated: Validated | None) -> None:
+        """Average before other callbacks see the metrics.
+
+        Args:
+            epoch: as of ``on_epoch_end``.
+            logs: as of ``on_epoch_end``.
+            validated: the validation of this epoch, if its rows are a Shard's.
+        """
         super().on_epoch_end(epoch, logs)
+        self._average(logs, validated)
+        self._averaged = set(logs or ())
+
+    def _average(self, logs: Any, validated: Validated | None = None) -> None:
         backend = collectives()
         if not logs or backend.hvd.size() == 1:
             return
         numbers = {name: float(value) for name, value in logs.items() if _is_number(value)}
         names = sorted(numbers)
-        here = [len(names), zlib.crc32("\n".join(names).encode())]
+        layout = [] if validated is None else validated.layout
+        here = [len(names), zlib.crc32("\n".join([*names, *layout]).encode())]
         rows = backend.gather(here, "horovod_runner.metrics.names")
         if rows.count(here) != len(rows):
             raise ValueError(
@@ -152,12 +154,56 @@ class MetricAverageCallback(CollectiveCallback):
                 f"rank {backend.hvd.rank()} has {', '.join(names)}. If a callback adds a metric on "
                 "some ranks only, put it after MetricAverageCallback"
             )
-        averages = backend.average([numbers[name] for name in names], "horovod_runner.metrics")
-        logs.update(zip(names, averages, strict=True))
+        exact = {} if validated is None else validated.metrics()
+        exact = {f"val_{name}": value for name, value in exact.items() if f"val_{name}" in logs}
+        logs.update(exact)
+        names = [name for name in names if name not in self._averaged]
+        if names:
+            averages = backend.average([float(logs[name]) for name in names], _METRICS)
+            logs.update(zip(names, averages, strict=True))
 
 
-def _is_built(model: Any) -> bool:
-    return bool(model.built) and all(layer.built for layer in model._flatten_layers())
+class _AverageFirst(keras.callbacks.Callback):  # type: ignore[misc]
+    """Stands before all other callbacks, and averages for them.
+
+    Args:
+        average: the callback in the user's list.
+        rows: what a validation counts; None for data that are not a Shard's.
+    """
+
+    def __init__(self, average: MetricAverageCallback, rows: RowsOnce[Any] | None) -> None:
+        super().__init__()
+        self._average = average
+        self._rows = rows
+        self._validated: Validated | None = None
+
+    def on_test_end(self, logs: Any = None) -> None:
+        if self._rows is not None and collectives().hvd.size() > 1:
+            self._validated = Validated(self.model, self._rows.rows > 0)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        validated, self._validated = self._validated, None
+        self._average.average_first(epoch, logs, validated)
+
+
+def averaged_first(callbacks: Any, rows: RowsOnce[Any] | None) -> Any:
+    """The callbacks of a ``fit``, with metrics averaged before the first of them.
+
+    Args:
+        callbacks: as given to ``fit``.
+        rows: what the validation counts; None for data that are not a Shard's.
+    """
+    is_list = isinstance(callbacks, keras.callbacks.CallbackList)
+    each = callbacks.callbacks if is_list else keras.tree.flatten(callbacks or [])
+    average = next((c for c in each if isinstance(c, MetricAverageCallback)), None)
+    if average is None:
+        return callbacks
+    first = _AverageFirst(average, rows)
+    if not is_list:
+        return [first, *each]
+    first.set_model(callbacks.model)
+    each.insert(0, first)
+    return callbacks
 
 
 def _is_number(value: Any) -> bool:
@@ -168,7 +214,7 @@ class BestModelCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]
     """Saves the model on rank 0 at the end of each epoch that is better than all before.
 
     Args:
-        monitor: the metric to compare; put MetricAverageCallback before this callback.
+        monitor: the metric to compare; use MetricAverageCallback, too, for that of all ranks.
         verbose: 1 prints a line for each saved model.
         mode: "min", "max", or "auto", which is "max" for metrics with "acc", "auc", "f1",
             "precision" or "recall" in the name.
@@ -243,14 +289,14 @@ class _DecidesTogether:
 class EarlyStopping(_DecidesTogether, keras.callbacks.EarlyStopping):  # type: ignore[misc]
     """Stops all ranks, when the mean of a metric over the ranks improves no more.
 
-    Keras's own callback compares the rank's own metric, unless MetricAverageCallback comes before
-    it: then one rank stops, and the others wait for it. Use this one on every rank.
+    Keras's own callback compares the rank's own metric, unless MetricAverageCallback is in the
+    list: then one rank stops, and the others wait for it. Use this one on every rank.
     """
 
 
 class ReduceLROnPlateau(_DecidesTogether, keras.callbacks.ReduceLROnPlateau):  # type: ignore[misc]
     """Lowers the learning rate of all ranks, when the mean of a metric improves no more.
 
-    Use it on every rank. With Keras's own callback, and without MetricAverageCallback before it,
+    Use it on every rank. With Keras's own callback, and without MetricAverageCallback in the list,
     ranks train with different learning rates.
     """

@@ -6,11 +6,13 @@ They also work with tf_keras, if TF_USE_LEGACY_KERAS is set.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from horovod_runner.common.numbers import check_interval
+from horovod_runner.data.scoring.models.keras import inputs_of
 from horovod_runner.worker.api import (
     check_weights,
     current_rank,
@@ -76,10 +78,11 @@ class LogCallback(keras.callbacks.Callback):  # type: ignore[misc]
 class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
     """Reports the metrics of ``model.fit``, saves checkpoints, and resumes from them.
 
-    Put it after MetricAverageCallback, which averages the metrics over the ranks. Metrics become
-    rows of ``runner.last_run.metrics`` and move the progress bar. The model is saved at the end of
-    each epoch. After a restart, or with ``resume=True``, the first ``fit`` of a rank restores the
-    weights, the optimizer's state and the epoch of the latest checkpoint before its first batch.
+    With MetricAverageCallback, at any place in the list, the metrics are those of all ranks. They
+    become rows of ``runner.last_run.metrics`` and move the progress bar. The model is saved at the
+    end of each epoch. After a restart, or with ``resume=True``, the first ``fit`` of a rank
+    restores the weights, the optimizer's state and the epoch of the latest checkpoint before its
+    first batch.
 
     Args:
         every: report after this many batches; 0 reports only at the end of an epoch.
@@ -112,7 +115,7 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
             loaded = load_checkpoint()
         if loaded is None:
             return
-        _restore(self.model, loaded.state)
+        when_built(self.model, lambda: _restore(self.model, loaded.state))
         self._steps = loaded.step
         done, epochs = int(loaded.metrics.get("epoch", 0)), self.params.get("epochs")
         # Keras's BackupAndRestore does the same.
@@ -164,6 +167,43 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
                     "serialization)"
                 )
         return self._saves_model
+
+
+def is_built(model: Any) -> bool:
+    """Whether a model has all its weights."""
+    # A model that begins with its inputs is built as a whole; layers for text may say otherwise.
+    if model.built and inputs_of(model):
+        return True
+    return bool(model.built) and all(layer.built for layer in model._flatten_layers())
+
+
+def when_built(model: Any, action: Callable[[], None]) -> None:
+    """Act on a model with weights: now, or at the first batch, if only that tells their shapes.
+
+    On TensorFlow that is a model without an Input layer. Call it in ``on_train_begin``.
+
+    Args:
+        model: the model.
+        action: changes its weights.
+    """
+    if is_built(model):
+        action()
+        return
+    train = model.train_function
+
+    def first(iterator: Any) -> Any:
+        model.train_function = train
+        # If only a real batch can build the model, act after that batch, as Horovod does.
+        with suppress(Exception):
+            model._symbolic_build(data_batch=iterator.element_spec)
+        if is_built(model):
+            action()
+            return train(iterator)
+        logs = train(iterator)
+        action()
+        return logs
+
+    model.train_function = first
 
 
 def check_epoch(model: Any, epoch: int) -> None:
@@ -222,7 +262,7 @@ def _restore(model: Any, saved: Any) -> None:
             f"the checkpoint must contain a Keras model, got {type(saved).__qualname__}: it was "
             "not written by ReportCallback. Use ReportCallback(restore=False) and load it in main"
         )
-    if not all(layer.built for layer in model._flatten_layers()):
+    if not is_built(model):
         raise ValueError(
             f"{type(model).__name__} has no weights yet, so a checkpoint cannot be restored: call "
             "the model once, model(batch), before fit, or add an Input layer"

@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from horovod_runner.data.feed.options import Framework
-from horovod_runner.data.scoring.models.keras import KerasKind, input_names, read_model
+from horovod_runner.data.scoring.models.keras import (
+    KerasKind,
+    arranged,
+    input_names,
+    read_model,
+    readable,
+)
 from horovod_runner.host.scratch import temporary_folder
 from horovod_runner.integrations.training.training import Trained, Training
 
@@ -46,17 +52,13 @@ class KerasTraining(Training):
         model = self.model
         if not isinstance(model, keras.Model):
             raise TypeError(f"model must be a Keras model, not {type(model).__name__}")
-        inputs: Any = {
-            name: keras.KerasTensor((None, *first[name].shape[1:]), str(first[name].dtype))
-            for name in self.features
-        }
-        shapes = ", ".join(f"{name} {tensor.shape}" for name, tensor in inputs.items())
-        if len(inputs) == 1:
-            inputs = next(iter(inputs.values()))
-        elif set(inputs) != set(input_names(model)):
-            inputs = list(inputs.values())
+        parts = {name: first[name] for name in self.features}
+        shapes = ", ".join(
+            f"{name} {('rows', *value.shape[1:])}" if hasattr(value, "shape") else f"{name} (rows,)"
+            for name, value in parts.items()
+        ).replace("'", "")
         try:
-            outputs = model.compute_output_spec(inputs)
+            outputs = _outputs(model, parts)
         except Exception as error:  # whatever Keras or the user's layers raise
             raise ValueError(
                 f"model does not fit the columns: {type(error).__name__}: {error}, on a batch of "
@@ -75,10 +77,7 @@ class KerasTraining(Training):
             raise TypeError(
                 f"optimizer must be an optimizer of Keras or its name, not {optimizer!r}"
             )
-        with temporary_folder("keras") as folder:
-            path = Path(folder) / "model"
-            KerasKind.of(self.model, self.custom_objects).write(self.model, path, ())
-            data = path.read_bytes()
+        data = self._sendable()
         return replace(
             self,
             model=data,
@@ -88,12 +87,37 @@ class KerasTraining(Training):
             backend=keras.backend.backend(),
         )
 
-    def read_model(self) -> Any:
-        """The untrained model, on a rank."""
+    def _sendable(self) -> bytes:
+        """The content of the model's file, which the ranks can read.
+
+        Raises:
+            ValueError: Keras cannot make a model of this class from its config.
+        """
+        if input_names(self.model):
+            return self._written()
+        try:
+            data = self._written()
+            _read(data)
+        except Exception as error:  # of Keras, or of the user's class
+            kind = type(self.model).__name__
+            raise ValueError(
+                f"the model cannot be sent to the ranks, because Keras cannot recreate {kind} from "
+                f"its config: {type(error).__name__}: {_first_line(error)}. Give {kind} a method "
+                "get_config that returns the arguments of its __init__, or make a model of "
+                "keras.Model(inputs, outputs)"
+            ) from error
+        return data
+
+    def _written(self) -> bytes:
+        """The content of the model's file."""
         with temporary_folder("keras") as folder:
             path = Path(folder) / "model"
-            path.write_bytes(self.model)
-            return read_model(path)
+            KerasKind.of(self.model, self.custom_objects).write(self.model, path, ())
+            return path.read_bytes()
+
+    def read_model(self) -> Any:
+        """The untrained model, on a rank."""
+        return _read(self.model)
 
     def use_backend(self) -> None:
         """Choose Keras's backend on a rank, before Keras is imported."""
@@ -107,9 +131,38 @@ class KerasTraining(Training):
         return keras_loop.train(self, train, valid)
 
     def trained_model(self, trained: Trained) -> Any:
-        """A clone of the model."""
-        import keras
-
-        network = keras.models.clone_model(self.model)
+        """A copy of the model, with what its layers for text have learned."""
+        network = _read(self._written())
         network.set_weights(trained.weights)
         return network
+
+
+def _read(data: bytes) -> Any:
+    """The model in the content of a file."""
+    with temporary_folder("keras") as folder:
+        path = Path(folder) / "model"
+        path.write_bytes(data)
+        return read_model(path)
+
+
+def _first_line(error: Exception) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), "").strip()
+
+
+def _outputs(model: Any, parts: Mapping[str, Any]) -> Any:
+    """The outputs of a model for a few rows.
+
+    A model that begins with its inputs is built, and computes nothing here. Another one gets the
+    rows, which builds it: its weights travel to the ranks, and a file needs their shapes.
+    """
+    import keras
+
+    names = input_names(model)
+    has_lists = any(isinstance(value, list) for value in parts.values())
+    if not names or has_lists:
+        return model(arranged(readable(parts), names))
+    specs = {
+        name: keras.KerasTensor((None, *value.shape[1:]), str(value.dtype))
+        for name, value in parts.items()
+    }
+    return model.compute_output_spec(arranged(specs, names))

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from horovod_runner.data.scoring.models.keras import input_names
+from horovod_runner.data.scoring.models.keras import arranged, input_names, readable
 from horovod_runner.data.shard import Shard
 from horovod_runner.integrations.training.keras import KerasTraining
 from horovod_runner.integrations.training.training import Trained
@@ -94,7 +94,15 @@ def _batches(
         count = len(dataset)
         steps = min(wanted or count, count)
         mapped = dataset.map(lambda *parts: _arranged(training, names, parts))
-        return (mapped.take(steps) if steps < count else mapped), steps
+        return (mapped.take(steps) if is_training and steps < count else mapped), steps
+    if training.backend == "torch" and not is_training:
+        # A feed and not a generator: the validation leaves its padding out.
+        def arrange(batch: Any) -> Any:
+            changed = batch if transform is None else transform(batch)
+            return _arranged(training, names, [*changed.values()])
+
+        checks = shard.batches(**options, transform=arrange, sample_weights=True)
+        return checks, min(wanted or len(checks), len(checks))
     feed = shard.batches(**options, transform=transform, sample_weights=True)
     steps = min(wanted or len(feed), len(feed))
     return _forever(training, names, feed), steps
@@ -103,7 +111,7 @@ def _batches(
 def _forever(training: KerasTraining, names: Sequence[str], feed: Any) -> Iterator[Any]:
     while True:
         for batch in feed:
-            yield _arranged(training, names, list(batch.values()))
+            yield _arranged(training, names, [*readable(batch).values()])
 
 
 def _arranged(
@@ -111,13 +119,11 @@ def _arranged(
 ) -> tuple[Any, ...]:
     """The parts of a batch as Keras takes them: inputs, labels and weights."""
     *parts, is_real = parts
-    inputs: Any
     inputs, labels, weight = training.split_parts(parts)
     weight = is_real if weight is None else weight * is_real
-    if len(inputs) == 1:
-        inputs = next(iter(inputs.values()))
-    elif set(inputs) != set(names):
-        inputs = tuple(inputs.values())
+    x = arranged(inputs, names)
+    if isinstance(x, list):  # which tf.data takes for one tensor
+        x = tuple(x)
     if len(labels) == 1:
-        return inputs, labels[0], weight
-    return inputs, tuple(labels), tuple(weight for _ in labels)
+        return x, labels[0], weight
+    return x, tuple(labels), tuple(weight for _ in labels)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import zipfile
@@ -12,6 +13,7 @@ from types import ModuleType
 from typing import Any, Final
 
 import cloudpickle
+import numpy as np
 
 from horovod_runner.common.by_value import by_value
 from horovod_runner.data.feed.options import Framework
@@ -66,24 +68,64 @@ class KerasKind:
         on = "cpu:0" if number is None else f"gpu:{number}"
 
         def call(parts: Parts) -> Any:
-            values: Any = dict(parts)
-            if len(parts) == 1:
-                values = next(iter(parts.values()))
-            elif set(parts) != set(names):
-                values = list(parts.values())
             with keras.device(on):
-                return model.predict_on_batch(values)
+                return model.predict_on_batch(arranged(readable(parts), names))
 
         return call
 
 
-def input_names(model: Any) -> list[str]:
-    """The names of a model's inputs; empty for a subclass of keras.Model, which declares none."""
+def arranged(parts: Parts, names: Sequence[str]) -> Any:
+    """The inputs of a model: one value, or several, by name if the names are those of its inputs.
+
+    Args:
+        parts: arrays or tensors of shape (rows, ...).
+        names: of the model's inputs, as :func:`input_names` has them.
+    """
+    if len(parts) == 1:
+        return next(iter(parts.values()))
+    return dict(parts) if set(parts) == set(names) else list(parts.values())
+
+
+def readable(parts: Parts) -> Parts:
+    """Parts that Keras can read: with text and ragged columns, all are tensors of TensorFlow.
+
+    Args:
+        parts: arrays of shape (rows, ...); lists for text and ragged columns.
+
+    Raises:
+        PredictionError: Keras has another backend, which has no such tensors.
+    """
+    odd = [name for name, value in parts.items() if isinstance(value, list)]
+    if not odd:
+        return parts
+    backend = sys.modules["keras"].backend.backend()
+    if backend != "tensorflow":
+        raise PredictionError(
+            f"the model gets text or ragged rows, {', '.join(odd)}, and Keras's backend is "
+            f"{backend}, which has no tensors of them: set KERAS_BACKEND=tensorflow, or make "
+            "numbers of them, with transform or pad_ragged"
+        )
+    import tensorflow as tf
+
+    def tensor(value: Any) -> Any:
+        if isinstance(value, list) and value and isinstance(value[0], np.ndarray):
+            return tf.RaggedTensor.from_row_lengths(np.concatenate(value), [*map(len, value)])
+        return tf.convert_to_tensor(value, tf.string if isinstance(value, list) else None)
+
+    return {name: tensor(value) for name, value in parts.items()}
+
+
+def inputs_of(model: Any) -> list[Any]:
+    """A model's inputs; empty for a subclass of keras.Model, which declares none."""
     try:
-        inputs = model.inputs
+        return list(model.inputs or ())
     except (AttributeError, ValueError):  # a Sequential that is not built has none yet
         return []
-    return [tensor.name for tensor in inputs or ()]
+
+
+def input_names(model: Any) -> list[str]:
+    """The names of :func:`inputs_of`."""
+    return [tensor.name for tensor in inputs_of(model)]
 
 
 def read_model(path: Path) -> Any:
@@ -92,11 +134,36 @@ def read_model(path: Path) -> Any:
 
     with zipfile.ZipFile(path) as archive, temporary_folder("keras") as folder:
         classes = cloudpickle.loads(archive.read(_CLASSES))
+        classes = {name: _revivable(kind) for name, kind in classes.items()}
         unpacked = archive.extract(_MODEL, folder)
         # safe_mode refuses lambdas; the file comes from the user's own driver.
         return keras.models.load_model(
             unpacked, custom_objects=classes, compile=False, safe_mode=False
         )
+
+
+def _revivable(kind: Any) -> Any:
+    """A class that Keras can make from its config, also if it takes none of Keras's arguments.
+
+    Keras writes "trainable" and "dtype" into the config of each layer and each model, and would
+    pass them to a class whose ``__init__`` takes neither.
+    """
+    made_by = getattr(kind, "from_config", None)
+    if not isinstance(kind, type) or not getattr(made_by, "__module__", "").startswith("keras."):
+        return kind  # a function, or a class that the user has taught this
+    parameters = inspect.signature(kind.__init__).parameters  # type: ignore[misc]
+    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
+        return kind
+
+    class Revived:
+        @staticmethod
+        def from_config(config: Mapping[str, Any]) -> Any:
+            known = {name: value for name, value in config.items() if name in parameters}
+            made = kind.from_config(known)
+            made.trainable = config.get("trainable", True)
+            return made
+
+    return Revived
 
 
 def _keras(backend: str) -> Any:
