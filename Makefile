@@ -126,7 +126,7 @@ test-quick: $(MAIN)/.ready packages-quick
 	$(apart) $(call with_java,$(MAIN)) $(MAIN)/bin/pytest tests --suite quick $(TOGETHER)
 
 test-main: $(MAIN)/.ready $(BODO)/.ready $(OPENMPI)/.ready | $(PACKAGES)
-	$(apart) $(call with_java,$(MAIN)) $(MAIN)/bin/pytest tests --places all $(TOGETHER) \
+	$(apart) $(call with_java,$(MAIN)) $(MAIN)/bin/python -m pytest tests --places all $(TOGETHER) \
 		$(addprefix --deselect ,$(INSTALL_TESTS))
 
 # A machine with one Python uses it for both legs, where Petastorm's packages have wheels for it.

@@ -78,6 +78,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # Temporary files and the list of runs are in folders of this process alone. Their path is
     # short, for sockets lie in them, and others may look into it, as munge wants.
     folder = tempfile.mkdtemp(prefix="hr-", dir="/tmp")
+    # This folder by its name: without this line's folder, tempfile's own is all of /tmp.
+    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
     os.chmod(folder, 0o755)
     os.environ["TMPDIR"] = tempfile.tempdir = folder
     os.environ["XDG_STATE_HOME"] = f"{folder}/state"
@@ -91,7 +93,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_unconfigure() -> None:
     gc.freeze()  # or the end of the interpreter would search for garbage
-    shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)
 
 
 def _allowed(config: pytest.Config) -> list[str]:

@@ -23,6 +23,7 @@ MAX_ROWS: Final = 1 << 20
 MAX_CELLS: Final = 1 << 24
 # Further metrics of a rank get no column.
 MAX_METRICS: Final = 1 << 12
+_MOST_DROPPED: Final = 1 << 62  # a hostile rank may say any number
 
 
 class _Array(array):  # type: ignore[type-arg]  # array[int] needs Python 3.12
@@ -167,7 +168,7 @@ class MetricRows(msgspec.Struct):
     def note(self, reports: Sequence[Report]) -> None:
         """Keep what stays known of reports that get no row."""
         for report in reports:
-            self.dropped += report.left_out
+            self.dropped = min(self.dropped + report.left_out, _MOST_DROPPED)
             if len(self.latest) < MAX_METRICS:
                 self.latest.update(report.metrics)
             else:

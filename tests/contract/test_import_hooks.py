@@ -8,6 +8,9 @@ import pytest
 
 from tests.conftest import Ranks
 
+# On Spark a module of the driver's folders does not replace one that the executors have installed.
+pytestmark = pytest.mark.places("local")
+
 
 def test_the_driver_shows_once_what_a_run_does_without(
     ranks: Ranks,

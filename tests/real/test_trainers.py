@@ -57,9 +57,10 @@ def killed_once(train: FunctionType, at: int, **arguments: Any) -> Any:
 
     plain = horovod_runner.report
     horovod_runner.report = report  # type: ignore[assignment]
-    for name in ("horovod_runner.huggingface", "horovod_runner.lightning"):
-        if name in train.__code__.co_names:  # their imports take seconds
-            importlib.import_module(name).report = report  # type: ignore[attr-defined]
+    for name in ("huggingface", "lightning"):
+        if f"horovod_runner.{name}" in train.__code__.co_names:  # their imports take seconds
+            module = importlib.import_module(f"horovod_runner.integrations.{name}")
+            module.report = report  # type: ignore[attr-defined]
     return train(**arguments)
 
 
