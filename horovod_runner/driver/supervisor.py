@@ -282,7 +282,12 @@ class Supervisor:
             case messages.Failed(rank=-1):  # before it was given a rank
                 self._on_failed(task, message)
             case (
-                messages.Alive() | messages.Stalled() | Waits() | messages.Stacks() | MemoryShort()
+                messages.Alive()
+                | messages.Stalled()
+                | Waits()
+                | messages.Stacks()
+                | MemoryShort()
+                | messages.Unshown()
             ):
                 if task in self.roster.ranks:
                     self._watchdog.handle(self.roster.ranks[task], message)

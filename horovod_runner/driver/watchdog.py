@@ -1,6 +1,7 @@
 """Asks the ranks for their Python stacks, warns of a hang, and makes the HangError.
 
-Also shows that memory is nearly used up, once for all ranks of a host.
+Also shows that memory is nearly used up, once for all ranks of a host, and that the ranks' output
+is not shown.
 
 Whether a run hangs is decided in `hangs`.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from typing import Final
 
 from horovod_runner.common import stacks
 from horovod_runner.driver.checks import Checks
@@ -18,6 +20,12 @@ from horovod_runner.results.memory import warning
 from horovod_runner.wire import messages
 from horovod_runner.wire.job import Job
 from horovod_runner.wire.measurements import MemoryShort, Waits
+
+_UNSHOWN: Final = (
+    "what the ranks print is not shown here, because driver_log_verbosity is "
+    '"log_callback_only", the default of Databricks\' HorovodRunner. '
+    'driver_log_verbosity="all" shows it; log_to_driver(text) shows a line in any case'
+)
 
 
 class Watchdog:
@@ -58,7 +66,7 @@ class Watchdog:
         self._waits.ended(rank)
 
     def handle(self, rank: int, message: messages.FromRank) -> None:
-        """Handle an Alive, Stalled, Waits, Stacks or MemoryShort message of a rank."""
+        """Handle an Alive, Stalled, Waits, Stacks, MemoryShort or Unshown message of a rank."""
         now = time.monotonic()
         match message:
             case messages.Alive():
@@ -73,6 +81,9 @@ class Watchdog:
             case MemoryShort():
                 begun = (now + self._limits.same_warning, dict[int, MemoryShort]())
                 self._shortages.setdefault(message.host, begun)[1][rank] = message
+            case messages.Unshown():
+                if rank == 0 and self._job.attempt == 1:  # once a run
+                    self._notice(_UNSHOWN)
 
     def show_shortages(self, now: float = math.inf) -> None:
         """Show on which hosts memory is short, and by what; if ``now`` is given, what is due."""

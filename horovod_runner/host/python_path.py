@@ -5,24 +5,30 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
-def user_path(path: tuple[str, ...]) -> list[str]:
-    """The entries of the driver's ``sys.path`` that a task adds to its ``sys.path``.
+def rank_path(path: Sequence[str], directory: str) -> list[str]:
+    """The ``sys.path`` of a rank whose task is this process.
 
-    These are the folders of the user's modules that exist on this host too. The driver's installed
+    That of this process, and the entries of the driver's that exist on this host too. Those that
+    come before the installed packages on the driver come first here, too. The driver's installed
     packages are left out: they may belong to another Python.
+
+    Args:
+        path: the driver's.
+        directory: the driver's working directory, which relative entries begin at.
     """
     installed = tuple(filter(None, (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))))
-    entries = [os.path.abspath(entry) for entry in path]
-    return [
-        entry
-        for entry in entries
-        if entry not in sys.path
-        and os.path.exists(entry)
-        and not _is_installation(entry, installed)
-    ]
+    before: list[str] = []
+    after: list[str] = []
+    chosen = before
+    for entry in (os.path.abspath(os.path.join(directory, entry)) for entry in path):
+        if _is_installation(entry, installed):
+            chosen = after
+        elif entry not in sys.path and os.path.exists(entry):
+            chosen.append(entry)
+    return [*before, *without_spark_core(sys.path), *after]
 
 
 def _is_installation(entry: str, installed: tuple[str, ...]) -> bool:

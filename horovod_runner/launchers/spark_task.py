@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import struct
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
@@ -13,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from horovod_runner.host.python_path import user_path, without_spark_core
+from horovod_runner.host.network import host_id
+from horovod_runner.host.python_path import rank_path
 from horovod_runner.launchers.detached import Detached
 from horovod_runner.launchers.member import serve
 from horovod_runner.task.task import TaskSetup, run_rank, stderr_echo
@@ -88,9 +88,12 @@ def _setup(job: Job, context: TaskContext, *, echo: bool) -> TaskSetup:
     resources = context.resources()
     return TaskSetup(
         context.partitionId(),
-        path=[*without_spark_core(sys.path), *user_path(job.path)],
+        path=rank_path(job.path, job.directory),
         # Not os.environ: Spark itself sets OMP_NUM_THREADS there.
         user_environment=job.environment,
+        # On another host the folder that Spark made for the executor: files of the application
+        # are there.
+        directory=job.directory if _is_here(job) else None,
         inherited=_environment_at_start(),
         task_gpus=tuple(resources["gpu"].addresses) if "gpu" in resources else (),
         echo=stderr_echo if echo else None,
@@ -98,6 +101,11 @@ def _setup(job: Job, context: TaskContext, *, echo: bool) -> TaskSetup:
         # may end after an idle minute.
         owner=os.getppid(),
     )
+
+
+def _is_here(job: Job) -> bool:
+    """Whether the driver's working directory is that of this host."""
+    return job.host == host_id() and os.path.isdir(job.directory)
 
 
 def _environment_at_start() -> dict[str, str] | None:

@@ -17,12 +17,22 @@ _FIT: Final = (
     "model.fit takes no feed of to_torch, counts the padding of a validation, and averages metrics "
     "only for the callbacks after MetricAverageCallback"
 )
+_BARE_CHILDREN: Final = (
+    "processes that a rank starts anew (spawn, forkserver) lack the classes and functions of the "
+    "notebook or script"
+)
 
 IMPORT_HOOKS: Final = (
     ImportHook(
         "accelerate.state",
         ".integrations.torch_backend:patch_accelerate",
         'Accelerate takes gloo on CPUs, not the backend "hvd"',
+    ),
+    ImportHook(
+        "getpass",
+        ".worker.interpreter.debuggers:explain_getpass",
+        "getpass() ends with an error that does not name the rank",
+        only_ranks=True,
     ),
     ImportHook(
         "horovod",
@@ -159,6 +169,24 @@ IMPORT_HOOKS: Final = (
         "mlflow.tracking.fluent",
         ".worker.checks.calls:watch_mlflow",
         "a run of MLflow on each rank is not noticed",
+    ),
+    ImportHook(
+        "multiprocess.spawn",
+        ".worker.interpreter.children:give_to_children",
+        _BARE_CHILDREN,
+        only_ranks=True,
+    ),
+    ImportHook(
+        "multiprocessing.spawn",
+        ".worker.interpreter.children:give_to_children",
+        _BARE_CHILDREN,
+        only_ranks=True,
+    ),
+    ImportHook(
+        "pdb",
+        ".worker.interpreter.debuggers:explain_pdb",
+        "debuggers end with BdbQuit, because a rank has no terminal",
+        only_ranks=True,
     ),
     ImportHook(
         "pyspark.core.context|pyspark.context",

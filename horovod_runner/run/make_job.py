@@ -12,11 +12,12 @@ from typing import Any
 from horovod_runner.common.options import STALL_CHECK, CpuCollectives, Options
 from horovod_runner.common.text import bytes_text
 from horovod_runner.errors import SerializationError
-from horovod_runner.host import software
+from horovod_runner.host import network, software
 from horovod_runner.run import pickling
 from horovod_runner.run.import_hooks import IMPORT_HOOKS
 from horovod_runner.wire.job import Job
 from horovod_runner.worker.imports import replacements
+from horovod_runner.worker.interpreter import settings
 
 # Variables of the driver with these prefixes are set for every rank: the user's settings of Horovod
 # and of the libraries below it.
@@ -50,7 +51,7 @@ def make_job(
     ship_modules = options.cluster_config.ship_modules
     name = getattr(main, "__qualname__", repr(main))
     try:
-        pickled = pickling.pickle_for_ranks((main, dict(kwargs)), ship_modules)
+        pickled = pickling.pickle_call(main, dict(kwargs), ship_modules)
     except Exception as error:
         culprit = (
             pickling.find_culprit(main, kwargs, ship_modules) or f"{type(error).__name__}: {error}"
@@ -77,6 +78,7 @@ def make_job(
     }
     forwarded = {STALL_CHECK: str(options.stall_check_seconds), **forwarded}
     environment = {**forwarded, **options.env}
+    log_settings, filters = settings.taken()
     return Job(
         run_id=os.urandom(4).hex(),
         size=size,
@@ -85,6 +87,10 @@ def make_job(
         environment=environment,
         path=tuple(sys.path),
         argv=tuple(getattr(sys, "argv", ())),
+        directory=_directory(),
+        host=network.host_id(),
+        logs=log_settings,
+        warning_filters=filters,
         controller=_controller(options.cluster_config.cpu_collectives, environment),
         software=software.installed(),
         replacements=replacements.installed(),
@@ -92,6 +98,14 @@ def make_job(
         all_values=all_values,
         sources=_cells(),
     )
+
+
+def _directory() -> str:
+    """The working directory; empty if it has been removed."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return ""
 
 
 def _controller(wanted: CpuCollectives, environment: Mapping[str, str]) -> CpuCollectives:

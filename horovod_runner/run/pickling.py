@@ -18,6 +18,8 @@ import cloudpickle
 
 from horovod_runner.common.by_value import by_value
 from horovod_runner.common.text import bytes_text
+from horovod_runner.worker.interpreter import main_module
+from horovod_runner.worker.script import Script
 
 # A task's closure is one array of the JVM.
 MAX_BYTES = (1 << 31) - (1 << 20)
@@ -50,12 +52,19 @@ _ADVICE = {
 }
 
 
+# Pickle, and cloudpickle too, refers to them by their names.
+_CACHED = type(functools.lru_cache(len))
+
+
 class RefusedError(Exception):
     """An object can be pickled, but would be wrong or useless on a rank."""
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """cloudpickle's pickler; refuses objects that would arrive broken."""
+
+    def __init__(self, file: Any) -> None:
+        super().__init__(file, protocol=5)
 
     def reducer_override(self, obj: Any) -> Any:
         torch = sys.modules.get("torch")
@@ -67,6 +76,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if type(obj).__module__.startswith("pyspark.sql.connect."):
             # They pickle as references to a session that no rank has.
             raise RefusedError("it belongs to this process's connection to Spark")
+        if isinstance(obj, _CACHED) and obj.__module__ == "__main__":
+            return main_module.cached, (obj.__wrapped__, obj.cache_parameters())
         return super().reducer_override(obj)
 
 
@@ -83,7 +94,89 @@ def pickle_for_ranks(value: object, ship_modules: Sequence[types.ModuleType] = (
     """
     file = io.BytesIO()
     with by_value(ship_modules):
-        _Pickler(file, protocol=5).dump(value)
+        _Pickler(file).dump(value)
+    return file.getvalue()
+
+
+class _MainGlobals(dict[str, Any]):
+    """The globals of the user's ``__main__``; becomes those of the rank's ``__main__``."""
+
+
+class _CallPickler(_Pickler):
+    """Pickles a call of main. Functions of ``__main__`` share the rank's ``__main__`` later.
+
+    Args:
+        file: what it writes to.
+        main: the user's function.
+    """
+
+    def __init__(self, file: Any, main: Callable[..., Any]) -> None:
+        super().__init__(file)
+        own = getattr(getattr(main, "func", main), "__globals__", {})  # .func of functools.partial
+        is_main = own.get("__name__") == "__main__"
+        self._names: Mapping[str, Any] = own if is_main else vars(sys.modules["__main__"])
+        self.globals_ref[id(self._names)] = _MainGlobals()
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, _MainGlobals):
+            return main_module.main_globals, (), None, None, iter(obj.items())
+        return super().reducer_override(obj)
+
+
+class _Finder(_CallPickler):
+    """Writes nothing, and finds what is defined in ``__main__``.
+
+    Attributes:
+        defined: functions and classes, by their names there.
+    """
+
+    def __init__(self, main: Callable[..., Any]) -> None:
+        super().__init__(_Nowhere(), main)
+        self.defined: dict[str, Any] = {}
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, type | types.FunctionType | _CACHED) and obj.__module__ == "__main__":
+            name = obj.__name__
+            if self._names.get(name) is obj:
+                self.defined[name] = obj
+        package = type(obj).__module__.partition(".")[0]
+        if package in ("torch", "numpy") and str(getattr(obj, "dtype", "object")) != "object":
+            return int, ()  # large, and nothing is defined in it
+        return super().reducer_override(obj)
+
+
+class _Nowhere:
+    """A file that keeps nothing."""
+
+    def write(self, data: Any) -> int:
+        return len(data)
+
+
+def pickle_call(
+    main: Callable[..., Any],
+    kwargs: Mapping[str, Any],
+    ship_modules: Sequence[types.ModuleType] = (),
+) -> bytes:
+    """Pickle ``main`` and its arguments, for ``worker.interpreter.main_module.load_call``.
+
+    Two pickles, one after the other, which share objects: what main and the arguments use of
+    ``__main__``; main and the arguments. Processes that a rank starts load the first alone.
+
+    Args:
+        main: the function.
+        kwargs: its arguments.
+        ship_modules: see :func:`pickle_for_ranks`.
+
+    Raises:
+        Exception: as :func:`pickle_for_ranks`.
+    """
+    file = io.BytesIO()
+    with by_value(ship_modules):
+        finder = _Finder(main)
+        finder.dump((main, kwargs))
+        pickler = _CallPickler(file, main)
+        pickler.dump((finder.defined, main if isinstance(main, Script) else None))
+        pickler.dump((main, kwargs))
     return file.getvalue()
 
 

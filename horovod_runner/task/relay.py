@@ -93,6 +93,7 @@ class Relay:
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES + _PROFILER_LINES)
         self._echo = echo
         self._stream_output = job.options.stream_output
+        self._printing = {"stdout", "stderr"} if job.logs and job.logs.has_root else {"stdout"}
         self._streams = {
             worker.stdout: LineSplitter("stdout", hold=job.size > 1),
             worker.stderr: LineSplitter("stderr", hold=job.size > 1),
@@ -140,8 +141,7 @@ class Relay:
     def outcome(self) -> Outcome:
         """How the rank ended. Also sends Failed if the worker died before it could."""
         exit_code = self._worker.exit_code
-        worker_outcome = self._worker.outcome()
-        if worker_outcome is not None:
+        if (worker_outcome := self._worker.outcome()) is not None:
             exit_code = worker_outcome.exit_code
         elif exit_code is not None:
             self._queue(messages.Failed(self._slot.rank, exit_code))
@@ -355,6 +355,9 @@ class Relay:
             self._touch()
         if text and self._stream_output:
             self._queue(events.Output(self._slot.rank, stream.name, text))
+        elif text and stream.name in self._printing:
+            self._printing.clear()
+            self._queue(messages.Unshown(self._slot.rank))
         if self._echo is not None:
             for line in lines:
                 self._echo(f"[{self._slot.rank}] {line}")

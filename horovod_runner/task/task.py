@@ -266,6 +266,8 @@ class _RankTask:
             sources=job.sources,
             trace=trace,
             commits=self.setup.commits,
+            logs=job.logs,
+            warning_filters=job.warning_filters,
         )
 
     def _worker_variables(

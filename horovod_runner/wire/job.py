@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -19,6 +19,9 @@ from horovod_runner.wire.events import DriverEvent
 from horovod_runner.wire.job_file import NO_CHECKPOINTS, CheckpointPlan, ImportHook, WorkerOutcome
 from horovod_runner.wire.measurements import MemoryUse
 from horovod_runner.wire.messages import RankEvent
+
+if TYPE_CHECKING:
+    from horovod_runner.wire.log_settings import LogSettings
 
 _A_WEEK: Final = 604_800.0  # seconds
 
@@ -35,6 +38,9 @@ class Job:
         environment: the user's variables for the workers; they take precedence over our defaults.
         path: the driver's ``sys.path``.
         argv: the driver's ``sys.argv``, for functions that read flags.
+        directory: the driver's working directory.
+        host: the id of the driver's host, see host/network.py.
+        logs, warning_filters: see :class:`~horovod_runner.wire.job_file.WorkerJob`.
         controller: the library that coordinates CPU collectives, from the option or from the user's
             variables.
         software: versions of packages on the driver.
@@ -55,6 +61,10 @@ class Job:
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     path: tuple[str, ...] = ()
     argv: tuple[str, ...] = field(default=(), repr=False)
+    directory: str = ""
+    host: str = ""
+    logs: LogSettings | None = field(default=None, repr=False)
+    warning_filters: tuple[tuple[Any, ...], ...] = field(default=(), repr=False)
     controller: CpuCollectives = "auto"
     software: Mapping[str, str] = field(default_factory=dict)
     data: bytes = field(default=b"", repr=False)

@@ -10,12 +10,15 @@ import os
 import pickle
 import sys
 from contextlib import suppress
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from horovod_runner.common.descriptors import write_all
 from horovod_runner.common.limits import Limits
 from horovod_runner.common.options import CheckpointConfig, Options
 from horovod_runner.wire.marker import Marker
+
+if TYPE_CHECKING:
+    from horovod_runner.wire.log_settings import LogSettings
 
 # The socket over which a worker's MPICH sends its PMI requests (host/pmi.py).
 PMI_VARIABLE: Final = "PMI_FD"
@@ -97,9 +100,11 @@ class WorkerJob(NamedTuple):
     Attributes:
         rank, size: Horovod's.
         options: the user's.
-        main: the pickled function and its keyword arguments.
+        main: the pickled function and its keyword arguments, see run/pickling.py.
         path: the worker's ``sys.path``.
         argv: the worker's ``sys.argv``.
+        logs: how its logging is set up; None for Python's defaults.
+        warning_filters: see worker/interpreter/warning_filters.py.
         data: the pickled readers of its datasets; empty if there are none.
         pieces: see messages.Assignment.
         attempt: 1-based number of this launch within the run.
@@ -130,6 +135,8 @@ class WorkerJob(NamedTuple):
     trace: str = ""
     local_rank: int = 0
     commits: str = ""
+    logs: LogSettings | None = None
+    warning_filters: tuple[tuple[Any, ...], ...] = ()
 
     @property
     def limits(self) -> Limits:

@@ -4,8 +4,8 @@ On the wire a message is MessagePack, with the name of its type first. Nothing i
 What a rank tells its user is in `events`, what it measures of itself in `measurements`, and what a
 pool of tasks says in `pool`.
 
-    rank to driver: Hello, Started, RankEvent, Waits, MemoryShort, FilePart, Fetch, Weights, Note,
-                    Fence, Lookup, Alive, Stalled, Stacks, Failed, Ended
+    rank to driver: Hello, Started, Unshown, RankEvent, Waits, MemoryShort, FilePart, Fetch,
+                    Weights, Note, Fence, Lookup, Alive, Stalled, Stacks, Failed, Ended
     driver to rank: Welcome, Detach, Assignment, Fetched, Fenced, MpiValues, ShowStacks, Stop, Taken
 """
 
@@ -54,6 +54,12 @@ class Started(Message, frozen=True):
     rank: int
     pid: int
     cold: str = ""
+
+
+class Unshown(Message, frozen=True):
+    """A rank has printed something for the first time, and the driver does not show it."""
+
+    rank: int
 
 
 class FilePart(Message, frozen=True):
@@ -264,6 +270,7 @@ RankEvent = (
 FromRank = (
     Hello
     | Started
+    | Unshown
     | RankEvent
     | measurements.Waits
     | measurements.MemoryShort

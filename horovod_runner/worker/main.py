@@ -15,10 +15,9 @@ import io
 import os
 import pickle
 import sys
-import types
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from horovod_runner.common.options import STALL_CHECK, STALL_WARN_SECONDS
 from horovod_runner.errors import is_secondary
@@ -28,6 +27,7 @@ from horovod_runner.worker import api, context, guard
 from horovod_runner.worker.checks.captured import Captured
 from horovod_runner.worker.context import RankContext
 from horovod_runner.worker.imports import hooks
+from horovod_runner.worker.interpreter import main_module, no_terminal, settings
 from horovod_runner.worker.pipe import Pipe
 from horovod_runner.worker.reporter import Reporter
 from horovod_runner.worker.startup.rank_environment import memory_variables
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 DESCRIPTORS: Final = 9
 # Their stack frames are left out at the start of a traceback.
-_OWN_FILES = (__file__, os.path.join(os.path.dirname(__file__), "script.py"))
+_OWN_FILES = (__file__, main_module.__file__, os.path.join(os.path.dirname(__file__), "script.py"))
 
 
 def run_worker(descriptors: list[int], patience: float, *, forked: bool = False) -> int:
@@ -141,9 +141,10 @@ def _set_up_python(job: WorkerJob) -> None:
     """Make this interpreter look to ``main`` like one that runs the user's script."""
     sys.path[:] = job.path
     sys.argv[:] = job.argv
-    # An empty one in place of this module, for what comes from the user's.
-    sys.modules["__main__"] = types.ModuleType("__main__")
+    main_module.make_main()  # in place of this module
+    no_terminal.explain_input()
     hooks.install(job.import_hooks)
+    settings.apply(job.logs, job.warning_filters)
     if job.replacements:
         from horovod_runner.worker.imports import replacements
 
@@ -196,8 +197,7 @@ def _start_framework_profiler(job: WorkerJob, rank: RankContext) -> FrameworkPro
 def _call_main(job: WorkerJob, rank: RankContext) -> WorkerOutcome:
     """Call the user's function, and pickle what it returns or raises."""
     try:
-        function, kwargs = pickle.loads(job.main)  # noqa: S301 - from our own driver
-        _share_globals(function)
+        function, kwargs = main_module.load_call(job.main)
         captured = Captured(function) if job.rank == 0 else None
         rank.pipe.send(events.Began(job.rank))
         value = function(**kwargs)
@@ -264,18 +264,6 @@ def _pickle(value: object) -> bytes:
     import cloudpickle
 
     return cloudpickle.dumps(value)  # type: ignore[no-any-return]
-
-
-def _share_globals(function: Any) -> None:
-    """Make the globals of ``main`` importable from ``__main__``, if ``main`` comes from there.
-
-    So that ``pickle`` and ``torch.save`` find classes defined in a notebook or script.
-    """
-    function = getattr(function, "func", function)  # of functools.partial
-    if getattr(function, "__module__", None) == "__main__":
-        for name, value in getattr(function, "__globals__", {}).items():
-            if not name.startswith("__"):
-                setattr(sys.modules["__main__"], name, value)
 
 
 def _show_sources(sources: Mapping[str, str]) -> None:

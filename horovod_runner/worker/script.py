@@ -33,6 +33,15 @@ class Script:
 
     def __call__(self) -> Any:
         """Run it; returns what the function returned."""
+        module = self.define()
+        return None if self._function is None else _call(module, self._function)
+
+    def define(self) -> types.ModuleType:
+        """Execute the file as a module, and return that.
+
+        As ``__main__`` without a function; in a process that a rank starts, that module has
+        another ``__name__``, as multiprocessing does it.
+        """
         lines = self._source.splitlines(keepends=True)
         # For tracebacks on hosts that do not have the file.
         linecache.cache[self._path] = (len(self._source), None, lines, self._path)
@@ -43,7 +52,7 @@ class Script:
             module = sys.modules[name] = types.ModuleType(name)
         module.__file__ = self._path
         exec(compile(self._source, self._path, "exec"), module.__dict__)  # noqa: S102 - the user's
-        return None if self._function is None else _call(module, self._function)
+        return module
 
 
 class Imported:

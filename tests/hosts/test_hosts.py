@@ -100,6 +100,8 @@ def meet() -> list[dict[str, Any]]:
         "total": float(total),
         "sent": sent,
         "master": os.environ["MASTER_ADDR"],
+        "script": sys.argv[0],
+        "folder": os.getcwd(),
         "interfaces": {os.environ[name] for name in interfaces},
         "addresses": {c.laddr.ip for c in connections if c.status == psutil.CONN_ESTABLISHED},
     }
@@ -137,6 +139,8 @@ def check(observed: list[dict[str, Any]]) -> None:
         # As with one rank on each of two hosts: half of the bytes in each of two steps.
         assert 1 < rank["sent"] < 1.1
         assert rank["interfaces"] == {"eth0"}
+        assert rank["script"].endswith("tests/hosts/drive.py")  # the driver's
+        assert rank["folder"] != os.getcwd()  # the driver's, and another host has its own
         # Over MPI only one rank of a host is connected to other hosts.
         assert rank["addresses"] <= {ADDRESSES[rank["host"]]}
         assert rank["addresses"] or rank["place"][1], observed

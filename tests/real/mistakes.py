@@ -429,8 +429,8 @@ PROCESSES = {
     "`main` asks for input": Mistake(
         "`input()`, `breakpoint()`",
         "error",
-        "EOF when reading a line",
-        "A rank has no terminal: use `log_to_driver` and `runner.dump_stacks()`.",
+        "which has no terminal",
+        "Ask before `run`. To step through `main`, call it without HorovodRunner.",
     ),
     "The value cannot be sent back": Mistake(
         "`def main(): return threading.Lock()`",

@@ -126,3 +126,33 @@ def test_a_cell_shows_the_users_own_error_with_its_rank(notebook: Notebook, np: 
     assert "rank one is unhappy" in notebook.shown
     assert "of 2 on" in notebook.shown
     assert "in fail" in notebook.shown
+
+
+@pytest.mark.horovod
+def test_loader_processes_that_are_not_forked_know_the_notebooks_dataset(
+    notebook: Notebook,
+) -> None:
+    notebook.start("""
+import logging
+logging.basicConfig(level=logging.INFO, format="of the notebook|%(message)s")
+log = logging.getLogger(__name__)
+
+class Squares:
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return index * index
+
+def load(context):
+    from torch.utils.data import DataLoader
+
+    log.info("loading")
+    loader = DataLoader(Squares(), 2, num_workers=1, multiprocessing_context=context)
+    return [batch.tolist() for batch in loader]
+
+runner = HorovodRunner(np=-1, progress=False)
+[runner.run(load, context=context) for context in ("spawn", "forkserver")]
+""")
+    assert notebook.wait() == ("[[[0, 1], [4, 9]], [[0, 1], [4, 9]]]", "")
+    assert notebook.shown.count("of the notebook|loading") == 2

@@ -53,6 +53,25 @@ if __name__ == "__main__":
     main()
 """
 
+STARTS_PROCESSES = """
+import multiprocessing, os
+
+class Point:
+    def __init__(self, x):
+        self.x = x
+
+def twice(x):
+    return Point(2 * x)
+
+def main():
+    os.remove(__file__)  # other hosts do not have it
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print("made", [point.x for point in pool.map(twice, [1, 2]) if type(point) is Point])
+
+if __name__ == "__main__":
+    main()
+"""
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -249,3 +268,10 @@ def test_processes_of_others_belong_to_no_run_of_ours() -> None:
             assert "of-another" not in registry._processes()
         finally:
             process.kill()
+
+
+@pytest.mark.parametrize("function", ["", ":main"])
+def test_processes_that_a_script_starts_anew_know_its_classes(folder: Path, function: str) -> None:
+    (folder / "starts.py").write_text(STARTS_PROCESSES)
+    done = run("--np", "-1", f"starts.py{function}", folder=folder)
+    assert "made [2, 4]" in done.stdout, done.stderr

@@ -19,6 +19,7 @@ import pytest
 
 from horovod_runner.common.limits import DEFAULTS, Limits
 from horovod_runner.common.options import ClusterConfig, Options
+from horovod_runner.run.pickling import pickle_call
 from horovod_runner.task.process import WorkerProcess, describe_exit, inherited_environment
 from horovod_runner.wire.job_file import LEFT_VARIABLE, PMI_VARIABLE, WorkerJob, WorkerOutcome
 from tests.programs import Program
@@ -26,7 +27,7 @@ from tests.unkillable import await_waiting, unkillable
 
 
 def job(main: object, rank: int = 0, limits: Limits = DEFAULTS, **kwargs: object) -> WorkerJob:
-    pickled = cloudpickle.dumps((main, kwargs))
+    pickled = pickle_call(main, kwargs)
     options = Options(np=-1, cluster_config=ClusterConfig(limits=limits))
     return WorkerJob(rank, 1, options, pickled, sys.path, ["script", "--flag"])
 

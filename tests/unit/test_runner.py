@@ -23,7 +23,7 @@ from horovod_runner import (
     save_checkpoint,
 )
 from horovod_runner.common.options import grouped
-from horovod_runner.host.python_path import user_path
+from horovod_runner.host.python_path import rank_path
 from horovod_runner.results.run import Run
 from horovod_runner.sinks import Sink
 from horovod_runner.sinks.terminal import TerminalSink
@@ -172,8 +172,11 @@ def test_only_the_users_own_folders_follow_to_a_task(
     own.mkdir()
     installed.mkdir(parents=True)
     monkeypatch.chdir(own)
-    path = (str(missing), str(installed), sys.path[-1], "")
-    assert user_path(path) == [str(own)]
+    (own / "later").mkdir()
+    here = list(sys.path)
+    path = ("", str(missing), str(installed), sys.path[-1], "later")
+    monkeypatch.chdir("/")  # the task's own folder
+    assert rank_path(path, str(own)) == [str(own), *here, str(own / "later")]
 
 
 def test_a_stream_that_is_gone_does_not_end_a_run() -> None:

@@ -7,8 +7,8 @@ its hooks see no failed import, and they run for the first import only.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,25 @@ def around_import(name: str, around: Around) -> None:
         managers.append(around)
     if not any(isinstance(finder, _AroundFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _AroundFinder())
+
+
+def when_imported(name: str, call: Callable[[], None]) -> None:
+    """Call a function when a module has been imported: now if it is already.
+
+    Args:
+        name: of the module.
+        call: the function.
+    """
+
+    @contextmanager
+    def around(_: ModuleType) -> Iterator[None]:
+        yield
+        call()
+
+    if name in sys.modules:
+        call()
+    else:
+        around_import(name, around)
 
 
 class _AroundFinder:
