@@ -18,7 +18,7 @@ from uuid import uuid4
 import msgspec
 import pyarrow as pa
 
-from horovod_runner.common.spark_session import map_in_arrow
+from horovod_runner.common.spark_session import collect_in_arrow
 from horovod_runner.data.pack import columns as column_types
 from horovod_runner.data.read.pieces import PieceWriter, decode_piece, join
 from horovod_runner.data.read.readers import Pieces
@@ -46,7 +46,7 @@ def stage(dataframe: DataFrame, folder: Path) -> Pieces:
     names = dataframe.columns
     numbered = dataframe.toDF(*map(str, range(len(names))))
     write = partial(write_piece, folder, names)
-    for row in map_in_arrow(numbered, write, _SCHEMA).collect():
+    for row in collect_in_arrow(numbered, write, _SCHEMA):
         if row["error"]:
             raise DataError(row["error"])
         pieces.append(decode_piece(bytes(row["piece"])))
@@ -105,7 +105,7 @@ def head(dataframe: DataFrame, count: int) -> pa.RecordBatch | None:
     if hasattr(rows, "toArrow"):  # Spark 4
         table = rows.toArrow()
     else:
-        cells = map_in_arrow(rows, _as_streams, "rows binary").collect()
+        cells = collect_in_arrow(rows, _as_streams, "rows binary")
         tables = [pa.ipc.open_stream(bytes(cell["rows"])).read_all() for cell in cells]
         if not tables:
             return None
