@@ -8,14 +8,64 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _AGAIN_SECONDS = 0.2
+# Spark 4.1 and later: a session's own setting, and that of the application.
+_KILL, _KILLS = (
+    "spark.sql.execution.pyspark.udf.killOnIdleTimeout",
+    "spark.python.worker.killOnIdleTimeout",
+)
+_IDLE, _IDLES = (
+    "spark.sql.execution.pyspark.udf.idleTimeoutSeconds",
+    "spark.python.worker.idleTimeoutSeconds",
+)
+_RESULTS: Final = "spark.driver.maxResultSize"
+_COPIES: Final = 4  # of what a job returns, in the memory of the driver's Java
 _python_exec_lock = threading.Lock()  # a CrossValidator scores in several threads at once
+
+
+class _Held:
+    """Settings that have another value while jobs of ours last.
+
+    The first job's begin finds the value that the last job's end gives back.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        # How many jobs have changed a setting, and its own value.
+        self.jobs: dict[tuple[int, str], tuple[int, str | None]] = {}
+
+    @contextmanager
+    def changed(
+        self,
+        key: tuple[int, str],
+        value: str,
+        read: Callable[[], str | None],
+        write: Callable[[str | None], None],
+    ) -> Iterator[None]:
+        """Change a setting; ``write(None)`` unsets it."""
+        with self.lock:
+            count, own = self.jobs.get(key) or (0, read())
+            write(value)
+            self.jobs[key] = count + 1, own
+        try:
+            yield
+        finally:
+            with self.lock, suppress(Exception):  # the session has ended
+                count, own = self.jobs.pop(key)
+                if count > 1:
+                    self.jobs[key] = count - 1, own
+                else:
+                    write(own)
+
+
+_held = _Held()
 
 
 def conf_of(spark: SparkSession, name: str) -> str | None:
@@ -56,6 +106,89 @@ def map_in_arrow(
     with current_python(dataframe.sparkSession), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas")
         return dataframe.mapInArrow(function, schema, **options)
+
+
+def collect_in_arrow(
+    dataframe: DataFrame, function: Callable[[Any], Any], schema: str, **options: Any
+) -> list[Any]:
+    """Run a job of ``map_in_arrow`` without settings that may end it; returns its rows.
+
+    Its tasks may send nothing for long, and return more than other jobs of the application.
+    """
+    spark = dataframe.sparkSession
+    with _idle_workers_live(spark), _large_results(spark):
+        return map_in_arrow(dataframe, function, schema, **options).collect()  # type: ignore[no-any-return]
+
+
+def let_idle_workers_live(spark: SparkSession) -> str | None:
+    """Have a session kill no idle Python workers from now on: the user's queries are run later.
+
+    Returns:
+        After how many seconds it would have killed them; None: it kills none.
+    """
+    key = id(spark), _KILL
+    with _held.lock:
+        count, own = _held.jobs.get(key, (0, None))
+        if own == "false" or (not count and not _kills_idle_workers(spark)):
+            return None
+        if count:
+            _held.jobs[key] = count, "false"
+        spark.conf.set(_KILL, "false")
+        return _idle_seconds(spark)
+
+
+def _kills_idle_workers(spark: SparkSession) -> bool:
+    kills = conf_of(spark, _KILL) or conf_of(spark, _KILLS) or ""
+    return kills.lower() == "true" and _idle_seconds(spark) != "0"
+
+
+def _idle_seconds(spark: SparkSession) -> str:
+    return (conf_of(spark, _IDLE) or conf_of(spark, _IDLES) or "0").rstrip("s")
+
+
+@contextmanager
+def _idle_workers_live(spark: SparkSession) -> Iterator[None]:
+    """Have a session kill no idle Python workers while a job lasts.
+
+    Spark reads the setting when a job begins: other queries that begin meanwhile have it, too.
+    """
+
+    def write(value: str | None) -> None:
+        if value is None:
+            spark.conf.unset(_KILL)
+        else:
+            spark.conf.set(_KILL, value)
+
+    key = id(spark), _KILL
+    with ExitStack() as stack:
+        with _held.lock:
+            if key in _held.jobs or _kills_idle_workers(spark):
+                read = partial(conf_of, spark, _KILL)
+                stack.enter_context(_held.changed(key, "false", read, write))
+        yield
+
+
+@contextmanager
+def _large_results(spark: SparkSession) -> Iterator[None]:
+    """Raise the limit of what a job may return to what the driver's memory holds.
+
+    Spark reads the setting when a stage begins. No public function changes it.
+    """
+    with ExitStack() as stack:
+        with suppress(Exception):  # Spark Connect, or other internals
+            context = spark.sparkContext
+            conf = context._jsc.sc().conf()
+            room = int(context._jvm.Runtime.getRuntime().maxMemory()) // _COPIES
+            own = int(conf.getSizeAsBytes(_RESULTS, "1g"))
+            key = id(context), _RESULTS
+            if key in _held.jobs or 0 < own < room:
+
+                def write(value: str | None) -> None:
+                    conf.remove(_RESULTS) if value is None else conf.set(_RESULTS, value)
+
+                read = partial(conf.get, _RESULTS, None)
+                stack.enter_context(_held.changed(key, str(room), read, write))
+        yield
 
 
 @contextmanager

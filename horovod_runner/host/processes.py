@@ -1,4 +1,4 @@
-"""Reads what a process and all that it has started use."""
+"""Reads what a process and all that it has started use, and lifts a limit of Spark's."""
 
 from __future__ import annotations
 
@@ -13,6 +13,26 @@ _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _TICKS: Final = os.sysconf("SC_CLK_TCK")  # of the clock in /proc, in a second
 # Not on macOS, and not in a kernel that was built without it.
 _LISTS_CHILDREN: Final = os.path.exists("/proc/thread-self/children")
+
+
+def lift_address_space() -> int | None:
+    """Lift the limit that ``spark.executor.pyspark.memory`` sets on this process's address space.
+
+    Processes that it starts inherit the limit, and frameworks map several GiB that they never use.
+
+    Returns:
+        The limit in bytes if it stays: to lift it takes CAP_SYS_RESOURCE. None if there is none.
+    """
+    if int(os.environ.get("PYSPARK_EXECUTOR_MEMORY_MB", "-1")) <= 0:
+        return None
+    import resource  # only Unix has it
+
+    try:
+        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    except (ValueError, OSError):
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        return None if limit == resource.RLIM_INFINITY else limit
+    return None
 
 
 class Use(NamedTuple):

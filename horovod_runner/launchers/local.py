@@ -17,10 +17,10 @@ from horovod_runner.driver.launcher import (
 )
 from horovod_runner.errors import LaunchError
 from horovod_runner.launchers.member import serve
-from horovod_runner.task.process import inherited_environment
 from horovod_runner.task.task import TaskSetup, run_rank
 from horovod_runner.wire.channel import make_room
 from horovod_runner.wire.job import Job, Outcome
+from horovod_runner.worker.startup.rank_environment import inherited_environment
 
 # Open in the driver: a worker's pipes and the link to the channel, 22 in all, and the worker's ends
 # of the pipes while it starts. A member of a pool has a second link.

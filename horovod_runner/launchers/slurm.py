@@ -37,9 +37,9 @@ from horovod_runner.errors import DataError, LaunchError, SlotError
 from horovod_runner.host import network
 from horovod_runner.launchers import srun
 from horovod_runner.launchers.member import serve
-from horovod_runner.task.process import inherited_environment
 from horovod_runner.task.task import TaskSetup, run_rank
 from horovod_runner.wire.job import Outcome, decode_outcome
+from horovod_runner.worker.startup.rank_environment import inherited_environment
 
 _MARK = "horovod_runner"
 # srun passes on what tasks print in pieces of whole lines, at most 1,024 bytes each
@@ -263,10 +263,12 @@ def main(arguments: list[str]) -> int:
     job, address, directory = pickle.loads(sys.stdin.buffer.read())  # noqa: S301 - from our driver
     with suppress(OSError):  # a folder that only the login node has
         os.chdir(directory)
+    # The ranks of this launcher are Slurm's tasks, and may ask Slurm about them.
+    of_slurm = {name: os.environ[name] for name in os.environ if name.startswith("SLURM")}
     setup = TaskSetup(
         task,
         path=list(job.path),
-        user_environment={**inherited_environment(), **job.environment},
+        user_environment={**inherited_environment(), **of_slurm, **job.environment},
     )
     if arguments:
         serve(job, address, int(arguments[0]), setup)

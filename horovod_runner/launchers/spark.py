@@ -199,6 +199,7 @@ class SparkLauncher(PoolKeeper):
     def check_pool(self) -> None:
         """See :class:`~horovod_runner.driver.launcher.Launcher`."""
         if not self._is_connect:
+            self._refuse_copies()
             return
         if self.needs_pool:
             raise SlotError(
@@ -211,6 +212,21 @@ class SparkLauncher(PoolKeeper):
             "executors have gone. Give np as a number, or run the driver beside the cluster "
             "(spark-submit)."
         )
+
+    def _refuse_copies(self) -> None:
+        """Refuse settings by which Spark starts a second copy of a task that runs for long.
+
+        Spark makes no copies of the tasks of a barrier job.
+        """
+        threshold = conf_of(self._spark, "spark.speculation.task.duration.threshold")
+        speculates = (conf_of(self._spark, "spark.speculation") or "").lower() == "true"
+        if speculates and threshold is not None:
+            raise SlotError(
+                f"spark.speculation.task.duration.threshold={threshold} with spark.speculation: "
+                "Spark would start a second copy of each task of this run after that time, as they "
+                "run until its end. Start the session without one of the two settings, or, with a "
+                "fixed number of executors, give np as a number."
+            )
 
     def expected_tasks(self) -> int | None:
         """As many as there are slots; under dynamic allocation those are still to come."""

@@ -16,6 +16,12 @@ _LOST_TASK = re.compile(
 # "Job 3 cancelled because Stage 5 was cancelled", and the same in Spark 4; Spark Connect's words.
 _CANCELLED = re.compile(r"\bJob \d+ cancelled|OPERATION_CANCELED")
 
+_LARGE_RESULTS = re.compile(
+    r"Total size of serialized results of \d+ tasks \(([^)]*)\) is bigger than "
+    r"spark.driver.maxResultSize \(([^)]*)\)"
+)
+_LARGE_MESSAGE = re.compile(r"message larger than max \((\d+) vs\. (\d+)\)")  # gRPC's
+
 
 def ended_by(what: str, error: BaseException) -> LaunchError:
     """What to raise for an error with which Spark ended a job.
@@ -52,16 +58,46 @@ def explain(error: BaseException) -> str:
             "Name one that fits by PYSPARK_PYTHON (with Spark Connect, in the server's "
             "environment), or start this process with theirs."
         )
+    if large := _too_large(text):
+        return large
+    if stopped := _stopped(text):
+        return stopped
+    summary = _first_lines(text) or type(error).__name__
+    return f"{summary.rstrip('.')}. The executors' logs in Spark's UI say more."
+
+
+def _stopped(text: str) -> str:
+    """What to say where the session has ended; empty otherwise."""
     if "Channel closed" in text or "closed channel" in text:  # by this process
         return "the session was stopped in the middle of the run."
     closed = re.search(r'^\s*details = "(.*)"$', text, re.MULTILINE)
-    if closed:  # gRPC's
+    if closed is None:  # gRPC's
+        return ""
+    return (
+        f"the connection to the Spark Connect server has ended: {closed.group(1)} "
+        "Was the session stopped?"
+    )
+
+
+def _too_large(text: str) -> str:
+    """What to say where something was larger than Spark's limit for it; empty otherwise."""
+    if results := _LARGE_RESULTS.search(text):
+        size, limit = results.groups()
         return (
-            f"the connection to the Spark Connect server has ended: {closed.group(1)} "
-            "Was the session stopped?"
+            f"what the ranks returned takes {size}, and spark.driver.maxResultSize allows {limit}. "
+            "Write what is large inside main (save_checkpoint, or a file that all hosts share) and "
+            "return its path; or start the session with a larger spark.driver.maxResultSize, and a "
+            "spark.driver.memory of several times that."
         )
-    summary = _first_lines(text) or type(error).__name__
-    return f"{summary.rstrip('.')}. The executors' logs in Spark's UI say more."
+    if message := _LARGE_MESSAGE.search(text):
+        took, allowed = (int(number) / 1e6 for number in message.groups())
+        return (
+            f"main and its arguments, or what the ranks returned, take {took:.0f} MB, and a "
+            f"message of Spark Connect at most {allowed:.0f} MB. Load and write what is large "
+            "inside main, and pass paths (the server's limit is "
+            "spark.connect.grpc.maxInboundMessageSize)."
+        )
+    return ""
 
 
 def _first_lines(text: str) -> str:

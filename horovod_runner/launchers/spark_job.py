@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from horovod_runner.common.spark_session import conf_of, map_in_arrow, spark_context
+from horovod_runner.common.spark_session import collect_in_arrow, conf_of, spark_context
 from horovod_runner.driver.launcher import (
     JobCancelledError,
     Launch,
@@ -233,8 +233,7 @@ def _collect(
     """Run a Spark job with a task for each partition; returns its rows."""
     # Spark 3.5 has no such argument.
     resources = {} if profile is None else {"profile": profile}
-    job = map_in_arrow(rows, task, _OUTCOME_SCHEMA, **barrier, **resources)
-    return job.collect()  # type: ignore[no-any-return]
+    return collect_in_arrow(rows, task, _OUTCOME_SCHEMA, **barrier, **resources)
 
 
 def _stages(spark: SparkSession, group: str) -> Iterator[SparkStageInfo]:

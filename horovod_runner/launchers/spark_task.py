@@ -13,12 +13,16 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from horovod_runner.host.network import host_id
+from horovod_runner.host.processes import lift_address_space
 from horovod_runner.host.python_path import rank_path
 from horovod_runner.launchers.detached import Detached
 from horovod_runner.launchers.member import serve
 from horovod_runner.task.task import TaskSetup, run_rank, stderr_echo
 from horovod_runner.wire.addresses import ChannelAddress
 from horovod_runner.wire.job import Job
+
+# On two cores PyTorch with Horovod maps 3.6 GiB, and TensorFlow 5; more with each thread.
+_LEAST_ADDRESS_SPACE = 8 << 30
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -100,6 +104,21 @@ def _setup(job: Job, context: TaskContext, *, echo: bool) -> TaskSetup:
         # Spark's daemon of Python workers, which the executor ends with the session. This process
         # may end after an idle minute.
         owner=os.getppid(),
+        refusal=_refusal(),
+    )
+
+
+def _refusal() -> str:
+    """Why no framework can work in a process of this task; empty if one can."""
+    limit = lift_address_space()
+    if limit is None or limit >= _LEAST_ADDRESS_SPACE:
+        return ""
+    return (
+        f"spark.executor.pyspark.memory limits the address space of this task's processes to "
+        f"{limit / (1 << 30):.1f} GiB. Frameworks map {_LEAST_ADDRESS_SPACE >> 30} GiB and more, "
+        "most of which they never use, and lifting the limit takes CAP_SYS_RESOURCE. Start the "
+        "session without that setting, and ask for the ranks' memory by "
+        "spark.executor.memoryOverhead"
     )
 
 

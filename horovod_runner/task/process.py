@@ -29,28 +29,14 @@ from typing import IO, Final
 from horovod_runner.common.descriptors import is_byte_locked
 from horovod_runner.common.files import memory_file, temporary_files, unnamed_file, write_problem
 from horovod_runner.errors import LaunchError
-from horovod_runner.host.python_path import without_spark_core
 from horovod_runner.task.warm.client import ForkedGuard, ForkServer, NotForkedError
 from horovod_runner.wire import job_file
 from horovod_runner.wire.job_file import WorkerJob, WorkerOutcome
 from horovod_runner.worker import guard
 from horovod_runner.worker.guard import GuardReport
+from horovod_runner.worker.startup.rank_environment import inherited_environment
 
 PIPE_BYTES: Final = 1 << 20
-# The user's function must not see secrets and ports of Spark and Py4J, and a run that a rank of
-# another run starts must not connect to that run's ranks.
-_WITHHELD = (
-    "HOROVOD_GLOO_RENDEZVOUS_ADDR",
-    "HOROVOD_GLOO_RENDEZVOUS_PORT",
-    "PYTHON_WORKER_FACTORY_SECRET",
-    "PYTHON_WORKER_FACTORY_PORT",
-    "PYSPARK_GATEWAY_SECRET",
-    "PYSPARK_GATEWAY_PORT",
-    "SPARK_AUTH_SOCKET_TIMEOUT",
-    "SPARK_BUFFER_SIZE",
-)
-# Set if an MPI started this process. A rank's MPI gets its answers from the task (mpi_socket.py).
-_WITHHELD_MPI = ("PMI_", "PMIX_")
 
 
 class WorkerProcess:
@@ -330,23 +316,6 @@ def _write_job(stack: ExitStack, job: WorkerJob) -> IO[bytes]:
             f"{write_problem(error, folder)}. Free space there, or set TMPDIR to another folder."
         ) from error
     return file
-
-
-def inherited_environment(given: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment variables that a process passes on to its workers.
-
-    Args:
-        given: the process's variables; None for those of this process.
-    """
-    variables = {
-        name: value
-        for name, value in (os.environ if given is None else given).items()
-        if name not in _WITHHELD and not name.startswith(_WITHHELD_MPI)
-    }
-    if "PYTHONPATH" in variables:
-        entries = variables["PYTHONPATH"].split(os.pathsep)
-        variables["PYTHONPATH"] = os.pathsep.join(without_spark_core(entries))
-    return variables
 
 
 def _enlarge(descriptor: int) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from horovod_runner.common.slots import Slot
-from horovod_runner.errors import DataError, HorovodRunnerError
+from horovod_runner.errors import DataError, HorovodRunnerError, LaunchError
 from horovod_runner.host import control_groups, gpus, software
 from horovod_runner.host.scratch import (
     TEMPORARY_VARIABLE,
@@ -71,6 +71,7 @@ class TaskSetup:
         owner: the process on this host that ends with the session; a fork server ends with it.
             None: no fork server may be kept.
         commits: the folder for commits, in this host's memory; empty unless the run is elastic.
+        refusal: why no rank can work here, with what to do; empty if one can.
     """
 
     task: int
@@ -84,6 +85,7 @@ class TaskSetup:
     receive_rows: Callable[[Path], dict[str, bytes]] | None = None
     owner: int | None = None
     commits: str = ""
+    refusal: str = ""
 
 
 def run_rank(job: Job, address: ChannelAddress, setup: TaskSetup) -> Outcome:
@@ -184,8 +186,11 @@ class _RankTask:
 
         Raises:
             DetachError: the tasks must switch to detached mode.
+            LaunchError: no rank can work here.
         """
         job, setup, link = self.job, self.setup, self.link
+        if setup.refusal:
+            raise LaunchError(setup.refusal)
         pieces: dict[str, bytes] = {}
         if setup.receive_rows is not None and self.folder is not None:
             pieces = setup.receive_rows(self.folder)

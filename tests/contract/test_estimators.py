@@ -90,6 +90,44 @@ def regression(**params: Any) -> Any:
     return TorchEstimator(**{**given, **params})
 
 
+def _torch_elsewhere(rows: Any) -> tuple[Any, Any]:
+    import torch
+
+    network = torch.nn.Sequential(net(), torch.nn.Dropout(0.5))  # does nothing when it scores
+    return net()(torch.from_numpy(rows)).detach().numpy()[:, 0], network
+
+
+def _lightning_elsewhere(rows: Any) -> tuple[Any, Any]:
+    import lightning
+
+    class Line(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net()
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            raise NotImplementedError
+
+        def forward(self, x: Any) -> Any:
+            return self.net(x)
+
+    return _torch_elsewhere(rows)[0], Line()
+
+
+def _keras_elsewhere(rows: Any) -> tuple[Any, Any]:
+    import keras
+
+    network = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    return network.predict(rows, verbose=0)[:, 0], network
+
+
+TRAINED_ELSEWHERE = {
+    "Torch": _torch_elsewhere,
+    "Lightning": _lightning_elsewhere,
+    "Keras": _keras_elsewhere,
+}
+
+
 def weights(model: Any) -> list[Any]:
     return [value.numpy() for value in model.getModel().state_dict().values()]
 
@@ -230,6 +268,38 @@ def test_a_pipeline_is_searched_saved_and_loaded(spark: SparkSession, tmp_path: 
     got = [row.prediction for row in loaded.transform(df).orderBy("id").collect()]
     assert got == expected
     assert loaded.stages[1].history == model.stages[1].bestModel.history
+
+
+@on_classic_spark
+@pytest.mark.parametrize("framework", ["Torch", "Lightning", "Keras"])
+def test_a_network_that_was_trained_elsewhere_is_a_stage_of_a_pipeline(
+    spark: SparkSession, tmp_path: Path, framework: str
+) -> None:
+    from pyspark.ml import Pipeline, PipelineModel
+    from pyspark.ml.feature import VectorAssembler
+
+    from horovod_runner import ml
+
+    df = line(spark, 8)
+    wanted, network = TRAINED_ELSEWHERE[framework](df.toPandas()[["a", "b"]].to_numpy(np.float32))
+    kind = getattr(ml, f"{framework}Model")
+    stage = kind(model=network, featuresCol="f", predictionCol="p")
+    assembler = VectorAssembler(inputCols=["a", "b"], outputCol="f")
+    fitted = Pipeline(stages=[assembler, stage]).fit(df)
+    path = str(tmp_path / "pipeline")
+    fitted.write().overwrite().save(path)
+    for model in (fitted, PipelineModel.load(path)):
+        got = [row.p for row in model.transform(df).orderBy("id").collect()]
+        np.testing.assert_allclose(got, wanted, rtol=1e-5)
+    assert stage.getModel() is network
+    with pytest.raises(TypeError, match="model must be a"):
+        kind(model="network")
+    with pytest.raises(TypeError, match="no argument 'epochs'"):
+        kind(model=network, epochs=3)
+    with pytest.raises(ValueError, match="has no network"):
+        kind(featuresCol="f").transform(df)
+    with pytest.raises(ValueError, match="needs loss_name"):
+        kind(model=network, task="classification")
 
 
 @on_classic_spark

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -158,6 +160,62 @@ def test_run_returns_the_values_of_all_ranks(spark: SparkSession) -> None:
     assert values == [(10, "mine"), (15, "mine")]
     with pytest.raises(ValueError, match=r"executable='python2'.*PYSPARK_PYTHON"):
         horovod.spark.run(main, executable="python2")
+
+
+def test_a_subclass_of_the_backend_uses_horovods_attributes_and_output_its_prefix(
+    spark: SparkSession,
+) -> None:
+    """As SynapseML's backend does."""
+    import horovod.spark
+    from horovod.spark.common.backend import SparkBackend
+    from horovod.spark.task import get_available_devices
+
+    class Own(SparkBackend):  # type: ignore[misc]
+        def run(self, fn: Any, args: Any = (), kwargs: Any = None, env: Any = None) -> Any:
+            given = {"num_proc": self._num_proc, "env": {**self._env, **(env or {})}}
+            return horovod.spark.run(fn, args=args, kwargs=kwargs or {}, **given, **self._kwargs)
+
+    def main() -> Any:
+        print("[7] a line")
+        return os.environ["OWN"], get_available_devices()
+
+    out, err = io.StringIO(), io.StringIO()
+    made = Own(2, env={"OWN": "mine"}, verbose=0, stdout=out, stderr=err, gpus_per_rank=0)
+    assert made.run(main) == [("mine", [])] * 2
+    assert sorted(out.getvalue().splitlines()) == [f"[{n}]<stdout>:[7] a line" for n in range(2)]
+
+
+def test_stores_have_horovods_methods_and_refuse_other_urls(tmp_path: Path) -> None:
+    from horovod.spark.common.store import HDFSStore, Store
+
+    hdfs = HDFSStore("hdfs://nn:8020/a")
+    assert hdfs.get_full_path("/b") == "hdfs://nn:8020/b"
+    assert hdfs.get_train_data_path(1) == "hdfs://nn:8020/a/intermediate_train_data.1"
+    assert hdfs.get_localized_path("hdfs://nn:8020/a/b") == "/a/b"
+    assert HDFSStore("/a").get_full_path("/b") == "hdfs:///b"
+    for wrong in ("file:///a", "s3://bucket/a", "hdfs://nn:8020"):
+        with pytest.raises(ValueError, match=r"hdfs://"):
+            HDFSStore(wrong)
+    store = Store.create(str(tmp_path / "store"))
+    with store.get_local_output_dir_fn("one")() as folder:
+        (Path(folder) / "in").mkdir()
+        (Path(folder) / "in" / "file").write_text("x")
+        store.to_remote("one", 0).sync(folder)
+    assert (tmp_path / "store/runs/one/in/file").read_text() == "x"
+    assert store.get_data_metadata_path("/a/").endswith("_cached_metadata.pkl")
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        ("horovod.spark.data_loaders", "reads rows with Petastorm"),
+        ("horovod.spark.keras.datamodule", "reads rows with Petastorm"),
+        ("horovod.spark.driver", "is internal to Horovod's way"),
+    ],
+)
+def test_modules_that_are_missing_say_why(module: str, message: str) -> None:
+    with pytest.raises(ModuleNotFoundError, match=message):
+        import_module(module)
 
 
 def test_run_elastic_replaces_a_lost_rank_and_goes_on_from_its_commit(spark: SparkSession) -> None:
@@ -487,6 +545,46 @@ def test_a_module_for_lightning_1_trains(spark: SparkSession, tmp_path: Path) ->
         TorchEstimator(**given, loss=len).fit(df)
 
 
+def test_a_transformation_adds_and_removes_columns_of_a_lightning_module(
+    spark: SparkSession,
+) -> None:
+    """As SynapseML's classifier of texts."""
+    import torch
+    from horovod.spark.lightning import TorchEstimator
+
+    class Reads(type(lightning_module())):  # type: ignore[misc]
+        validation_epoch_end = None
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            kinds = {name: value.dtype for name, value in batch.items()}
+            assert kinds == {"ids": torch.int64, "labels": torch.int64, "w": torch.float64}, kinds
+            features, y = batch["ids"].float(), batch["labels"].float()
+            return super().training_step({"features": features, "y": y}, index)
+
+    def tokens(row: Any) -> Any:
+        numbers = [int(number) for number in row["text"].split()]
+        return {"ids": numbers, "labels": torch.tensor(row["y"], dtype=int), "w": row["w"]}
+
+    rows = [(f"{n % 2} {n // 2 % 2}", float(n % 2), n / 3) for n in range(16)]
+    df = spark.createDataFrame(rows, "text string, y double, w double").coalesce(1)
+    given = {
+        "backend": backend(-1),
+        "model": Reads(),
+        "feature_cols": ["text", "w"],
+        "label_cols": ["y"],
+        "transformation_fn": tokens,
+        "transformation_edit_fields": [("ids", np.int64, (2,), False), ("labels", int, (), False)],
+        "transformation_removed_fields": ["text", "y"],
+        "batch_size": 8,
+        "verbose": 0,
+        "use_gpu": False,
+    }
+    trained = TorchEstimator(**given).fit(df)
+    assert "train_loss" in trained.getHistory()
+    with pytest.raises(ValueError, match="one is 'ids'"):
+        TorchEstimator(**{**given, "transformation_edit_fields": ["ids"]}).fit(df)
+
+
 def test_subclasses_make_their_own_backend_rows_and_model(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -580,7 +678,3 @@ def test_mistakes_are_told_before_anything_is_launched(spark: SparkSession) -> N
         estimator(feature_cols=["nope"]).fit(df)
     with pytest.raises(DataError, match=r"'features' .*\(2,\) .*\[-1, 3\] .*input_shapes"):
         estimator(input_shapes=[[-1, 3]]).fit(df.limit(4))
-    with pytest.raises(
-        ModuleNotFoundError, match=r"horovod\.spark\.task .*horovod_runner\.horovod_spark"
-    ):
-        import horovod.spark.task  # noqa: F401

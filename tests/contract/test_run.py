@@ -167,6 +167,24 @@ def test_env_reaches_every_rank(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -
     assert ranks.run(2, main, {"env": environment}) == ("sweet", "7")
 
 
+@pytest.mark.places("local", "slurm")
+def test_a_rank_does_not_see_what_another_launcher_told_the_driver(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a shell of an interactive allocation: trainers would take it for theirs."""
+    for name in ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "TORCHELASTIC_RUN_ID", "TF_CONFIG"):
+        monkeypatch.setenv(name, "3")
+
+    def main() -> set[str]:
+        begins = ("SLURM_P", "SLURM_NTASKS", "OMPI_", "TORCHELASTIC_", "TF_CONFIG", "PALS_")
+        return {name for name in os.environ if name.startswith(begins)}
+
+    seen = ranks.run(2, main, {"env": {"PALS_RANKID": "on purpose"}})
+    of_slurm = {name for name in seen if name.startswith("SLURM_")}
+    assert seen - of_slurm == {"PALS_RANKID"}
+    assert bool(of_slurm) == (ranks.place == "slurm")  # a rank is a task of Slurm there
+
+
 def test_horovod_settings_of_the_driver_follow_the_job_and_cores_are_shared(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -98,6 +98,22 @@ def tensorflow_script(optimizer_averages: bool) -> dict[str, Any]:
     }
 
 
+def _trained_locally(x: Any, y: Any) -> Any:
+    """The weights of a layer of Keras 2 that its rank keeps for itself."""
+    import tf_keras
+
+    from horovod_runner.keras import PartialDistributedOptimizer  # ranks get it as horovod.keras's
+
+    tf_keras.utils.set_random_seed(7)
+    model = tf_keras.Sequential([tf_keras.layers.Dense(4, input_shape=(16,))])
+    optimizer = PartialDistributedOptimizer(
+        tf_keras.optimizers.SGD(0.1), local_layers=model.layers[0]
+    )
+    model.compile(optimizer, tf_keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.fit(x, y, epochs=1, verbose=0)
+    return model.get_weights()[0]
+
+
 def legacy_script() -> dict[str, Any]:
     """Keras 2, which TensorFlow still supports, with Horovod's horovod.tensorflow.keras.
 
@@ -128,5 +144,6 @@ def legacy_script() -> dict[str, Any]:
     return {
         "file": hvd.__file__,
         "old names": (float(tf_keras.backend.get_value(opt.lr)), len(opt.variables())),
+        "local weights": hvd.allgather(_trained_locally(x, y)[None]).numpy(),
         "weights": hvd.allgather(model.get_weights()[0][None]).numpy(),
     }

@@ -1,4 +1,4 @@
-"""Spark Connect: the number of slots, and the driver's address as executors reach it."""
+"""Spark: the number of slots, the driver's address as executors reach it, and what is refused."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from horovod_runner.errors import SlotError
 from horovod_runner.host import network
 from horovod_runner.launchers import connect
+from horovod_runner.launchers.spark import SparkLauncher
 
 CLUSTER = {"spark.master": "spark://10.0.0.1:7077"}
 
@@ -90,3 +92,18 @@ def test_a_server_whose_port_closes_has_ended() -> None:
         assert not ended.is_set()
     assert ended.wait(30)
     assert f"127.0.0.1:{port} has ended in the middle of the run" in reasons[0]
+
+
+def test_a_second_copy_of_a_task_that_runs_for_long_is_refused() -> None:
+    """Spark makes no copies of the tasks of a barrier job, but of those of a pool."""
+    settings = {"spark.master": CLUSTER["spark.master"], "spark.speculation": "true"}
+    session: Any = SimpleNamespace(
+        conf=SimpleNamespace(get=settings.get),
+        sparkContext=object(),
+        version="4.3.0",
+    )
+    launcher = SparkLauncher(session, None, print, threading.Event())
+    launcher.check_pool()
+    settings["spark.speculation.task.duration.threshold"] = "1h"
+    with pytest.raises(SlotError, match=r"threshold=1h with spark\.speculation"):
+        launcher.check_pool()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 
@@ -160,3 +161,22 @@ def test_only_a_server_that_allows_reuse_gets_a_held_port() -> None:
         accepted, _ = server.accept()
         accepted.close()
     held.close()
+
+
+def test_variables_of_spark_of_other_launchers_and_of_an_enclosing_rank_are_withheld() -> None:
+    spark = ("PYTHON_WORKER_FACTORY_SECRET", "PYTHON_WORKER_FACTORY_PORT", "SPARK_BUFFER_SIZE")
+    spark += ("PYSPARK_GATEWAY_SECRET", "PYSPARK_GATEWAY_PORT", "SPARK_AUTH_SOCKET_TIMEOUT")
+    rank = ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT")
+    launchers = ("SLURM_PROCID", "SLURM_NTASKS", "TORCHELASTIC_RUN_ID", "ROLE_RANK", "TF_CONFIG")
+    # with srun's, MPICH would abort
+    mpi = ("PMI_FD", "PMI_RANK", "PMIX_NAMESPACE", "OMPI_COMM_WORLD_RANK", "MPI_LOCALRANKID")
+    names = (*spark, *rank, *launchers, *mpi, "OTHER", "SLURM_CONF")
+    kept = {"OTHER": "hush", "SLURM_CONF": "hush"}
+    assert rank_environment.inherited_environment(dict.fromkeys(names, "hush")) == kept
+
+
+def test_sparks_java_classes_are_removed_from_the_python_path() -> None:
+    # A Python package may come in a jar: other jars stay.
+    path = ["/app", "/spark/jars/spark-core_2.12-3.5.9.jar", "/jars/graphframes.jar"]
+    environment = rank_environment.inherited_environment({"PYTHONPATH": os.pathsep.join(path)})
+    assert environment == {"PYTHONPATH": os.pathsep.join([path[0], path[2]])}

@@ -303,6 +303,12 @@ CHANGED = {
         - trainer = pl.Trainer(accelerator='horovod', max_epochs=2)
         + from horovod_runner.lightning import HorovodStrategy
         + trainer = pl.Trainer(strategy=HorovodStrategy(), max_epochs=2)
+        - trainer = pl.Trainer(gpus=1, checkpoint_callback=False)
+        - trainer = pl.Trainer(gpus=0, terminate_on_nan=True)
+        + trainer = pl.Trainer(devices=1, enable_checkpointing=False, accelerator="gpu")
+        + trainer = pl.Trainer(accelerator="cpu", detect_anomaly=True)
+        - trainer = pl.Trainer(accelerator="gpu", gpus=-1)
+        + trainer = pl.Trainer(accelerator="gpu", devices=-1)
         """,
     "a converter for torch": """
           TORCH
@@ -407,6 +413,22 @@ CHANGED = {
 }
 # What it is about: the text, and words of what is said.
 TOLD = {
+    "a hook of Lightning 1": (
+        """
+        import pytorch_lightning as pl
+        class Net(pl.LightningModule):
+            def validation_epoch_end(self, outputs):
+                self.log("loss", sum(outputs))
+        """,
+        "write on_validation_epoch_end(self), without outputs",
+    ),
+    "an argument of Lightning 1": (
+        """
+        import pytorch_lightning as pl
+        pl.Trainer(resume_from_checkpoint="last.ckpt", max_epochs=2)
+        """,
+        "trainer.fit(model, ckpt_path=...)",
+    ),
     "np=0": ("from sparkdl import HorovodRunner\nHorovodRunner(np=0)\n", "np=0 takes as many"),
     "other names of sparkdl": ("from sparkdl import DeepImageFeaturizer\n", "no counterpart"),
     "a program for TorchDistributor": (

@@ -20,7 +20,7 @@ import pytest
 from horovod_runner.common.limits import DEFAULTS, Limits
 from horovod_runner.common.options import ClusterConfig, Options
 from horovod_runner.run.pickling import pickle_call
-from horovod_runner.task.process import WorkerProcess, describe_exit, inherited_environment
+from horovod_runner.task.process import WorkerProcess, describe_exit
 from horovod_runner.wire.job_file import LEFT_VARIABLE, PMI_VARIABLE, WorkerJob, WorkerOutcome
 from tests.programs import Program
 from tests.unkillable import await_waiting, unkillable
@@ -253,22 +253,6 @@ def test_a_worker_that_cannot_start_leaves_no_descriptors_open(tmp_path: Path) -
     with pytest.raises(FileNotFoundError):
         WorkerProcess(job(print), {}, directory=str(tmp_path / "missing"))
     assert len(os.listdir("/proc/self/fd")) == before
-
-
-def test_variables_of_spark_and_of_an_enclosing_rank_are_withheld() -> None:
-    spark = ("PYTHON_WORKER_FACTORY_SECRET", "PYTHON_WORKER_FACTORY_PORT", "SPARK_BUFFER_SIZE")
-    spark += ("PYSPARK_GATEWAY_SECRET", "PYSPARK_GATEWAY_PORT", "SPARK_AUTH_SOCKET_TIMEOUT")
-    rank = ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT")
-    mpi = (PMI_VARIABLE, "PMI_RANK", "PMIX_NAMESPACE")  # with srun's, MPICH would abort
-    given = dict.fromkeys((*spark, *rank, *mpi, "OTHER"), "hush")
-    assert inherited_environment(given) == {"OTHER": "hush"}
-
-
-def test_sparks_java_classes_are_removed_from_the_python_path() -> None:
-    # A Python package may come in a jar: other jars stay.
-    path = ["/app", "/spark/jars/spark-core_2.12-3.5.9.jar", "/jars/graphframes.jar"]
-    environment = inherited_environment({"PYTHONPATH": os.pathsep.join(path)})
-    assert environment == {"PYTHONPATH": os.pathsep.join([path[0], path[2]])}
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from uuid import uuid4
 import msgspec
 import pyarrow as pa
 
-from horovod_runner.common.spark_session import map_in_arrow
+from horovod_runner.common.spark_session import collect_in_arrow
 from horovod_runner.data.pack import columns as column_types
 from horovod_runner.data.read.pieces import PieceWriter, decode_piece, join
 from horovod_runner.data.read.readers import Pieces, same_name
@@ -44,7 +44,7 @@ def stage(dataframe: DataFrame, folder: Path) -> Pieces:
     rows = Readable.of(dataframe)
     pieces = []
     write = partial(write_piece, folder, rows.schema.names)
-    for row in map_in_arrow(rows.dataframe, write, _SCHEMA).collect():
+    for row in collect_in_arrow(rows.dataframe, write, _SCHEMA):
         if row["error"]:
             raise DataError(row["error"])
         pieces.append(decode_piece(bytes(row["piece"])))
@@ -125,7 +125,7 @@ def head(dataframe: DataFrame, count: int) -> pa.RecordBatch | None:
     if hasattr(rows, "toArrow"):  # Spark 4
         table = rows.toArrow()
     else:
-        cells = map_in_arrow(rows, _as_streams, "rows binary").collect()
+        cells = collect_in_arrow(rows, _as_streams, "rows binary")
         tables = [pa.ipc.open_stream(bytes(cell["rows"])).read_all() for cell in cells]
         if not tables:
             return None

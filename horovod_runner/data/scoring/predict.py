@@ -25,7 +25,7 @@ from horovod_runner.data.scoring.outputs import (
     parse_outputs,
 )
 from horovod_runner.data.scoring.scorer import OnError, Scorer, with_postprocess
-from horovod_runner.data.scoring.spark_query import ERRORS, with_outputs
+from horovod_runner.data.scoring.spark_query import ERRORS, lift_limits, with_outputs
 from horovod_runner.errors import DataError
 
 if TYPE_CHECKING:
@@ -176,6 +176,7 @@ def score(
     names = _kept(dataframe, keep)
     extra = () if error_column is None else (Output(error_column, OutputType("string")),)
     check_free((*outputs, *extra), names)
+    lift_limits(dataframe.sparkSession, kind.framework)
     options = FeedOptions(framework=kind.framework, columns=columns, batch_size=batch_size, **feed)
     inputs = Inputs.of(arrow_schema(dataframe), options, fill_null, ragged)
     path = model_file.keep(kind, model, ship_modules)

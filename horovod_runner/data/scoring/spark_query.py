@@ -9,6 +9,9 @@ Columns that are wide, and no inputs, make the second one faster.
 
 from __future__ import annotations
 
+import math
+import re
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
@@ -27,17 +30,27 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from horovod_runner.common.spark_session import current_python, map_in_arrow, quoted
+from horovod_runner.common.spark_session import (
+    conf_of,
+    current_python,
+    let_idle_workers_live,
+    map_in_arrow,
+    quoted,
+)
+from horovod_runner.data.feed.options import Framework
 from horovod_runner.data.pack.columns import refused_in
 from horovod_runner.data.read.staging import arrow_schema
 from horovod_runner.data.scoring.scorer import Scorer
-from horovod_runner.errors import DataError
+from horovod_runner.errors import DataError, PredictionError
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 #: Column with what is wrong with a row, where on_error is "null".
 ERRORS: Final = "_horovod_runner_errors"
+_MOST_BYTES: Final = 64 << 20  # of small record batches that are joined
+# PyTorch alone maps 3,400 MiB on two cores.
+_LEAST_MEBIBYTES: Final = 3072
 _NARROW: Final = (NumericType, BooleanType, DateType, TimestampType)
 
 
@@ -74,6 +87,48 @@ def with_outputs(dataframe: DataFrame, scorer: Scorer, keep: Sequence[str]) -> D
         if name in refused:  # whole rows travel to Python
             raise DataError(f"{refused[name]}. keep=[...] leaves columns out of the result")
     return _by_map(dataframe, scorer, keep, added)
+
+
+def lift_limits(spark: SparkSession, framework: Framework) -> None:
+    """Lift a session's limits that may end the query, which is run later; warn of the others.
+
+    Raises:
+        PredictionError: a limit leaves no room for the model's framework.
+    """
+    idle = let_idle_workers_live(spark)
+    if idle is not None:
+        warnings.warn(
+            "spark.sql.execution.pyspark.udf.killOnIdleTimeout was true, and is false in this "
+            "session from now on: Spark would kill a Python worker that loads the model or scores "
+            f"a batch for {idle} s (idleTimeoutSeconds). After the query you may set it to true.",
+            stacklevel=4,
+        )
+    memory = conf_of(spark, "spark.executor.pyspark.memory")
+    if memory in (None, "0"):
+        return
+    advice = "Start the session without that setting, and ask for memory by "
+    advice += "spark.executor.memoryOverhead."
+    if framework != "numpy" and _mebibytes(memory) < _LEAST_MEBIBYTES:
+        raise PredictionError(
+            f"spark.executor.pyspark.memory={memory} limits the address space of Spark's Python "
+            f"workers, and to load PyTorch or TensorFlow takes more than {_LEAST_MEBIBYTES} MiB of "
+            f"it, most of which is never used. {advice}"
+        )
+    warnings.warn(
+        f"spark.executor.pyspark.memory={memory} limits the address space of Spark's Python "
+        "workers, of all tasks of an executor together. A framework maps 4 GiB and more, most of "
+        "which it never uses. If a task fails with 'failed to map segment', a MemoryError or a "
+        f"crash: {advice}",
+        stacklevel=4,
+    )
+
+
+def _mebibytes(setting: str) -> float:
+    """The value of a setting of Spark's that counts in MiB; infinite if it cannot be read."""
+    found = re.fullmatch(r"(\d+)\s*([kmgtp]?)b?", setting.strip().lower())
+    if found is None:
+        return math.inf
+    return int(found[1]) * float(1024 ** ("kmgtp".index(found[2] or "m") - 1))
 
 
 def _by_function(
@@ -115,7 +170,7 @@ def _structs(
         pa.RecordBatch.from_arrays(list(arrays) if len(inputs) > 1 else [arrays], inputs)
         for arrays in batches
     )
-    for columns in scorer.columns(rows):
+    for columns in scorer.columns(_joined(rows, scorer.batch_size)):
         yield pa.StructArray.from_arrays(columns, outputs)
 
 
@@ -155,7 +210,7 @@ def _rows(
     waiting: list[pa.RecordBatch] = []
 
     def inputs() -> Iterator[pa.RecordBatch]:
-        for batch in batches:
+        for batch in _joined(batches, scorer.batch_size):
             waiting.append(batch)
             columns = [batch.column(place) for place in places]
             yield pa.RecordBatch.from_arrays(columns, scorer.inputs.names)
@@ -164,3 +219,37 @@ def _rows(
         kept = waiting.pop().columns[:width]
         arrays = [*kept, *columns]
         yield pa.RecordBatch.from_arrays(arrays, [str(at) for at in range(len(arrays))])
+
+
+def _joined(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+    """Join record batches with fewer rows than the model gets at a time.
+
+    Spark's settings (arrow.maxRecordsPerBatch, maxBytesPerBatch) may make them small. They stay
+    small where rows are wide.
+    """
+    waiting: list[pa.RecordBatch] = []
+    for batch in batches:
+        waiting.append(batch)
+        count, size = (sum(sizes) for sizes in zip(*map(_sizes, waiting), strict=True))
+        if count < rows and size < _MOST_BYTES:
+            continue
+        *others, last = _as_one(waiting)
+        # What is left of several begins the next one.
+        left = last.num_rows % rows if len(waiting) > 1 and count >= rows else 0
+        yield from others
+        yield last.slice(0, last.num_rows - left)
+        waiting = [last.slice(last.num_rows - left)] if left else []
+    yield from _as_one(waiting)
+
+
+def _sizes(batch: pa.RecordBatch) -> tuple[int, int]:
+    """Rows and bytes of a record batch."""
+    return batch.num_rows, batch.nbytes
+
+
+def _as_one(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    """One record batch of several; more only where Arrow's types cannot hold so much."""
+    if len(batches) < 2:
+        return batches
+    table = pa.Table.from_batches(batches).combine_chunks()
+    return table.to_batches() if len(table) else batches[:1]

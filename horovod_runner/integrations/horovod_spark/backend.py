@@ -51,14 +51,17 @@ class SparkBackend(Backend):
         env: environment variables for the ranks: those that differ from this process's.
         options: the other arguments of `launch.run`, and options of HorovodRunner such as
             ``max_restarts``.
+
+    Subclasses of the user's read and write Horovod's attributes: ``_num_proc``, ``_env`` and
+    ``_kwargs``, which has the options.
     """
 
     def __init__(
         self, num_proc: int | None = None, env: Mapping[str, str] | None = None, **options: Any
     ) -> None:
-        self.num_proc = num_proc
-        self.env = env
-        self.options = options
+        self._num_proc = num_proc
+        self._env = env
+        self._kwargs = options
 
     def run(
         self,
@@ -68,19 +71,19 @@ class SparkBackend(Backend):
         env: Mapping[str, str] | None = None,
     ) -> list[Any]:
         """See :class:`Backend`."""
-        variables = {**(self.env or os.environ), **(env or {})}
-        return launch.run(fn, args, kwargs, num_proc=self.num_proc, env=variables, **self.options)
+        variables = {**(self._env or os.environ), **(env or {})}
+        return launch.run(fn, args, kwargs, num_proc=self._num_proc, env=variables, **self._kwargs)
 
     def runner(self, **options: Any) -> HorovodRunner:
         """The HorovodRunner of this backend, with further options."""
-        shared = {name: value for name, value in self.options.items() if name not in _DISPLAY}
-        env = {**(self.env or {}), **options.pop("env", {})}
-        return launch.runner_of(num_proc=self.num_proc, env=env, **{**shared, **options})
+        shared = {name: value for name, value in self._kwargs.items() if name not in _DISPLAY}
+        env = {**(self._env or {}), **options.pop("env", {})}
+        return launch.runner_of(num_proc=self._num_proc, env=env, **{**shared, **options})
 
     def output(self) -> ExitStack:
         """A context in which the ranks' output goes where the backend's arguments say."""
-        return launch.output_to(self.options.get("stdout"), self.options.get("stderr"))
+        return launch.output_to(self._kwargs.get("stdout"), self._kwargs.get("stderr"))
 
     def num_processes(self) -> int:
         """How many ranks there are; the cores of the cluster where no number was given."""
-        return launch.cores() if self.num_proc is None else abs(self.num_proc)
+        return launch.cores() if self._num_proc is None else abs(self._num_proc)

@@ -21,12 +21,16 @@ class Arrange:
             are.
         dtypes: what the numbers of a part become.
         row: called with each row, a dict by column; what it returns replaces the row.
+        edited: the NumPy types of columns that ``row`` adds, or returns in another type.
+        removed: columns that ``row`` does not return.
     """
 
     columns: Mapping[str, str]
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     dtypes: Mapping[str, str] = field(default_factory=dict)
     row: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
+    edited: Mapping[str, str] = field(default_factory=dict)
+    removed: Sequence[str] = ()
 
     @classmethod
     def of_training(
@@ -74,16 +78,22 @@ class Arrange:
         for number in range(count):
             row = {self.columns[name]: values[number] for name, values in parts.items()}
             rows.append(self.row(row))
+        # A removed column may be added again, with another type.
+        kept = {
+            name: column
+            for name, column in ((name, self.columns[name]) for name in parts)
+            if column not in self.removed and column not in self.edited
+        }
         changed: dict[str, Any] = {}
-        for name in parts:
-            column = self.columns[name]
+        for name, column in {**kept, **dict(zip(self.edited, self.edited, strict=True))}.items():
             if column not in rows[0]:
                 raise DataError(
                     f"transformation_fn returned a row without {column!r}, only "
-                    f"{', '.join(rows[0])}: it must return all columns of feature_cols and "
-                    "label_cols"
+                    f"{', '.join(rows[0])}: it must return all columns of feature_cols, label_cols "
+                    "and transformation_edit_fields, but those of transformation_removed_fields"
                 )
-            changed[name] = np.stack([np.asarray(row[column]) for row in rows])
+            values = np.stack([np.asarray(row[column]) for row in rows])
+            changed[name] = values.astype(self.edited.get(column, values.dtype), copy=False)
         return changed
 
     def _part(self, name: str, value: Any) -> Any:

@@ -6,6 +6,7 @@ import os
 import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pyspark.ml import Estimator
@@ -96,6 +97,7 @@ class HorovodEstimator(Estimator, EstimatorParams, Saveable):  # type: ignore[mi
         )
         epochs_before = self._epochs_before(run)
         training = self._training(run.logs, **self._arguments(run, epochs_before))
+        training = self._with_doubles(training, util.doubles_of(rows.train))
         check_rows(training, rows.train)
         trained, record = run.train(training.for_ranks(), rows, number=number, written=written)
         network = training.trained_model(trained)
@@ -103,6 +105,19 @@ class HorovodEstimator(Estimator, EstimatorParams, Saveable):  # type: ignore[mi
         model = self._create_model(network, trained, run_id, metadata, epochs_before)
         model.run = record
         return model
+
+    def _with_doubles(self, training: Training, doubles: Mapping[str, bool]) -> Training:
+        """The training with doubles where Horovod has them: in rows for ``transformation_fn``.
+
+        Args:
+            training: the training, in which doubles are float32.
+            doubles: see ``util.doubles_of``.
+        """
+        if self.getTransformationFn() is None:
+            return training
+        parts = training.columns.items()
+        dtypes = {name: "float64" for name, column in parts if column in [*doubles]}
+        return replace(training, options={**training.options, "dtypes": dtypes})
 
     def _arguments(self, run: StoredRun, epochs_before: int) -> dict[str, Any]:
         """The arguments of Training that mean the same in all frameworks."""

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import functools
+import io
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
-from typing import Any
+from typing import Any, Final
 
 from horovod_runner.common.options import grouped
 from horovod_runner.run.runner import HorovodRunner
 
 __all__ = ["run", "run_elastic"]
+
+_RANKS: Final = re.compile(r"^\[([\d, -]+|\d+ ranks)\] ", re.MULTILINE)
 
 
 def run(  # noqa: PLR0917 - as Horovod's
@@ -47,8 +51,10 @@ def run(  # noqa: PLR0917 - as Horovod's
         use_gloo: whether they go by Gloo.
         extra_mpi_args: not supported, for nothing is started by mpirun.
         env: environment variables for the ranks: those that differ from this process's.
-        stdout: where the ranks' output goes; None: ``sys.stdout``.
-        stderr: where the ranks' errors go; None: ``sys.stderr``.
+        stdout: where the ranks' output goes, in lines that begin with ``[0]<stdout>:``; None:
+            ``sys.stdout``.
+        stderr: where the ranks' errors go, in lines that begin with ``[0]<stderr>:``; None:
+            ``sys.stderr``.
         verbose: 0 shows no progress bar.
         nics: not needed: the network is found.
         prefix_output_with_timestamp: not supported; lines begin with the rank.
@@ -213,7 +219,29 @@ def output_to(stdout: Any, stderr: Any) -> ExitStack:
     """A context in which output goes to some streams; None leaves a stream as it is."""
     stack = ExitStack()
     if stdout is not None and stdout is not sys.stdout:
-        stack.enter_context(redirect_stdout(stdout))
+        stack.enter_context(redirect_stdout(_Prefixed(stdout, "stdout")))
     if stderr is not None and stderr is not sys.stderr:
-        stack.enter_context(redirect_stderr(stderr))
+        stack.enter_context(redirect_stderr(_Prefixed(stderr, "stderr")))
     return stack
+
+
+class _Prefixed(io.TextIOBase):
+    """A stream whose lines begin as Horovod's do: ``[0]<stdout>:`` in place of ``[0] ``.
+
+    Args:
+        stream: the user's.
+        name: what the prefix names.
+    """
+
+    def __init__(self, stream: Any, name: str) -> None:
+        self._stream = stream
+        self._prefix = rf"[\1]<{name}>:"
+
+    def write(self, text: str) -> int:
+        """Write whole lines, as everything here does."""
+        self._stream.write(_RANKS.sub(self._prefix, text))
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush the user's stream, if it has something to flush."""
+        getattr(self._stream, "flush", lambda: None)()

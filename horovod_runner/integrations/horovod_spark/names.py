@@ -26,9 +26,14 @@ _MODULES: Final = {
     "horovod.spark.keras.estimator": "frameworks.keras",
     "horovod.spark.lightning": "frameworks.lightning",
     "horovod.spark.lightning.estimator": "frameworks.lightning",
+    "horovod.spark.task": "util",
+    "horovod.spark.task.task_info": "util",
+    "horovod.spark.tensorflow": "frameworks",
+    "horovod.spark.tensorflow.compute_worker": "frameworks.compute_worker",
     "horovod.spark.torch": "frameworks.torch",
     "horovod.spark.torch.estimator": "frameworks.torch",
 }
+_READERS: Final = ("horovod.spark.data_loaders", "datamodule")
 _PACKAGES: Final = {name.rpartition(".")[0] for name in _MODULES}
 
 
@@ -76,10 +81,16 @@ class _Finder:
         if not _is_ours(fullname):
             return None
         if fullname not in _MODULES:
+            why = "is internal to Horovod's way of starting Spark tasks"
+            if fullname.startswith(_READERS[0]) or fullname.endswith(_READERS[1]):
+                why = (
+                    "reads rows with Petastorm, which this package's feed does. Leave out "
+                    "data_module and the loader; with a reader of your own, train in a function, "
+                    "HorovodRunner(np=4).run(train)"
+                )
             raise ModuleNotFoundError(
-                f"{fullname} is internal to Horovod's way of starting Spark tasks, and "
-                f"horovod_runner.horovod_spark has no such module: it replaces "
-                f"{', '.join(_MODULES)}",
+                f"horovod_runner.horovod_spark has no module {fullname}: it {why}. The modules "
+                f"that it has are {', '.join(_MODULES)}",
                 name=fullname,
             )
         loader: Any = ReplacementLoader(f"{_HERE}.{_MODULES[fullname]}")

@@ -41,8 +41,13 @@ _ESTIMATOR: Final[Mapping[str, Declaration]] = {
         "called in training with each row, a dict by column; what it returns replaces the row"
     ),
     "data_module": "not supported: rows come from the DataFrame",
-    "transformation_edit_fields": UNUSED,
-    "transformation_removed_fields": UNUSED,
+    "transformation_edit_fields": (
+        "of a Lightning module: the columns that transformation_fn adds or changes, as tuples "
+        "(name, NumPy type, shape, is nullable)"
+    ),
+    "transformation_removed_fields": (
+        "of a Lightning module: the columns that transformation_fn does not return"
+    ),
     "continuous_cols": (UNUSED, TEXTS),
     "categorical_cols": (UNUSED, TEXTS),
     "compress_sparse_cols": (UNUSED, BOOL),

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 from horovod_runner.host.folders.folder import local_path
+from horovod_runner.host.network import host_id
+from horovod_runner.host.scratch import temporary_folder
 
 __all__ = [
     "AbstractFilesystemStore",
@@ -107,6 +112,10 @@ class FilesystemStore(Store):
         """A path as a URL; a URL stays as it is."""
         return path if "://" in path else Path(path).absolute().as_uri()
 
+    def get_full_path_fn(self) -> Callable[[str], str]:
+        """:meth:`get_full_path`, as a function."""
+        return self.get_full_path
+
     def get_localized_path(self, path: str) -> str:
         """A path or URL as the filesystem takes it."""
         return str(self.fs._strip_protocol(path))
@@ -139,6 +148,61 @@ class FilesystemStore(Store):
         """Whether there are Parquet files in a folder."""
         folder = self.get_localized_path(path)
         return bool(self.fs.glob(posixpath.join(folder, "*.parquet")))
+
+    def get_data_metadata_path(self, path: str) -> str:
+        """The path of Horovod's cache of metadata for rows; this package writes nothing there."""
+        return f"{self.get_localized_path(path).rstrip('/')}_{host_id()}_cached_metadata.pkl"
+
+    def get_parquet_dataset(self, path: str) -> Any:
+        """The Parquet files in a folder, as PyArrow's ``ParquetDataset``."""
+        from pyarrow.parquet import ParquetDataset
+
+        return ParquetDataset(self.get_localized_path(path), filesystem=self.fs)
+
+    def get_filesystem(self) -> Any:
+        """The filesystem, of fsspec."""
+        return self.fs
+
+    def get_local_output_dir_fn(self, run_id: str) -> Callable[[], AbstractContextManager[str]]:
+        """A function that makes a context: a temporary folder of this host, removed at its end."""
+        del run_id
+        return partial(temporary_folder, "run")
+
+    def sync_fn(self, run_id: str) -> Callable[[str], None]:
+        """A function that copies what is in a local folder into a run's folder."""
+
+        def copy(folder: str) -> None:
+            into = self.get_localized_path(self.get_run_path(run_id))
+            for path in Path(folder).rglob("*"):
+                if path.is_file():
+                    target = posixpath.join(into, path.relative_to(folder).as_posix())
+                    self.fs.makedirs(posixpath.dirname(target), exist_ok=True)
+                    self.fs.put_file(str(path), target)
+
+        return copy
+
+    def to_remote(self, run_id: str, dataset_idx: Any = None) -> SimpleNamespace:
+        """The paths of a run and its rows as plain attributes, as a rank may use them."""
+        return SimpleNamespace(
+            train_data_path=self.get_train_data_path(dataset_idx),
+            val_data_path=self.get_val_data_path(dataset_idx),
+            test_data_path=self.get_test_data_path(dataset_idx),
+            saving_runs=self.saving_runs(),
+            runs_path=self.get_runs_path(),
+            run_path=self.get_run_path(run_id),
+            checkpoint_path=self.get_checkpoint_path(run_id),
+            logs_path=self.get_logs_path(run_id),
+            checkpoint_filename=self.get_checkpoint_filename(),
+            logs_subdir=self.get_logs_subdir(),
+            get_local_output_dir=self.get_local_output_dir_fn(run_id),
+            sync=self.sync_fn(run_id),
+        )
+
+    @classmethod
+    def matches(cls, path: str) -> bool:
+        """Whether this class takes a path."""
+        del path
+        return True
 
     def saving_runs(self) -> bool:
         """See :class:`Store`."""
@@ -193,7 +257,12 @@ class HDFSStore(FilesystemStore):
         driver: not needed.
         extra_conf: settings of HDFS.
         options: the other arguments of :class:`FilesystemStore`.
+
+    Raises:
+        ValueError: it is the URL of another filesystem, or has no path.
     """
+
+    FS_PREFIX: Final = "hdfs://"
 
     def __init__(  # noqa: PLR0917 - as Horovod's
         self,
@@ -207,6 +276,20 @@ class HDFSStore(FilesystemStore):
         **options: Any,
     ) -> None:
         del driver
+        scheme, separator, rest = prefix_path.rpartition("://")
+        if separator and scheme != "hdfs":
+            raise ValueError(
+                f"HDFSStore takes a URL that begins with hdfs:// or a path, not {prefix_path!r}: "
+                "Store.create takes any URL"
+            )
+        address, slash, path = rest.partition("/")
+        if not path:
+            raise ValueError(
+                f"HDFSStore needs the path of a folder, and {prefix_path!r} has none: "
+                "hdfs://host:8020/path"
+            )
+        #: The beginning of the URLs: with host and port, if the prefix path names them.
+        self._url_prefix = f"{self.FS_PREFIX}{address if separator and slash else ''}"
         given = {
             "host": host,
             "port": port,
@@ -220,12 +303,16 @@ class HDFSStore(FilesystemStore):
 
     def get_full_path(self, path: str) -> str:
         """See :class:`FilesystemStore`; a path without a scheme is on HDFS."""
-        return path if "://" in path else f"hdfs://{path}"
+        return path if self.matches(path) else f"{self._url_prefix}{path}"
+
+    def get_localized_path(self, path: str) -> str:
+        """A path or URL without scheme, host and port."""
+        return path.removeprefix(self._url_prefix)
 
     @classmethod
     def matches(cls, path: str) -> bool:
         """Whether a path is on HDFS."""
-        return path.startswith("hdfs://")
+        return path.startswith(cls.FS_PREFIX)
 
 
 class DBFSLocalStore(FilesystemStore):

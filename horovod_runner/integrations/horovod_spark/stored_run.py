@@ -91,7 +91,7 @@ class StoredRun:
             checkpoint_dir=self.folder,
             resume=self.folder is not None,
             env=dict(self.env),
-            sinks=(*backend.options.get("sinks", ()), *self._log_sinks()),
+            sinks=(*backend._kwargs.get("sinks", ()), *self._log_sinks()),
             **options,
         )
         with backend.output():

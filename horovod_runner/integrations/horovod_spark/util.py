@@ -1,13 +1,15 @@
-"""Functions of ``horovod.spark.common.util`` that users call."""
+"""Functions of ``horovod.spark.common.util`` and ``horovod.spark.task`` that users call."""
 
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from horovod_runner.common.spark_session import quoted
+from horovod_runner.host.gpus import visible_gpus
 from horovod_runner.integrations.training.rows import only, split
 
 if TYPE_CHECKING:
@@ -15,9 +17,15 @@ if TYPE_CHECKING:
 
     from horovod_runner.integrations.horovod_spark.store import FilesystemStore
 
-__all__ = ["prepare_data"]
+__all__ = ["get_available_devices", "prepare_data"]
 
 _numbers = itertools.count()
+
+
+def get_available_devices() -> list[str]:
+    """The addresses of this rank's GPUs, as in CUDA_VISIBLE_DEVICES; empty without one."""
+    shown, own = visible_gpus(), os.environ.get("HOROVOD_RUNNER_DEVICE")
+    return [] if own is None else [shown[int(own)]]
 
 
 @contextmanager
@@ -81,6 +89,23 @@ def _without_vectors(df: DataFrame) -> DataFrame:
         is_vector = isinstance(field.dataType, VectorUDT)
         columns.append(vector_to_array(column).alias(field.name) if is_vector else column)
     return df.select(*columns)
+
+
+def doubles_of(df: DataFrame) -> dict[str, bool]:
+    """The columns of doubles, by name: whether each row has one number, and not a list of them."""
+    from pyspark.ml.linalg import VectorUDT
+    from pyspark.sql.types import ArrayType, DoubleType
+
+    def has_doubles(type_: Any) -> bool:
+        if isinstance(type_, ArrayType):
+            return has_doubles(type_.elementType)
+        return isinstance(type_, DoubleType | VectorUDT)
+
+    return {
+        field.name: isinstance(field.dataType, DoubleType)
+        for field in df.schema
+        if has_doubles(field.dataType)
+    }
 
 
 def metadata_of(df: DataFrame) -> dict[str, dict[str, Any]]:

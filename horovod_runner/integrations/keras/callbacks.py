@@ -24,7 +24,7 @@ from horovod_runner.integrations.keras.learning_rate import (
 )
 from horovod_runner.integrations.keras.reporting import LogCallback, ReportCallback, when_built
 from horovod_runner.worker.agreement import agree
-from horovod_runner.worker.api import save_checkpoint
+from horovod_runner.worker.api import log_to_driver, save_checkpoint
 from horovod_runner.worker.checks.models import check_same_model
 
 __all__ = [
@@ -213,6 +213,8 @@ def _is_number(value: Any) -> bool:
 class BestModelCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]
     """Saves the model on rank 0 at the end of each epoch that is better than all before.
 
+    An epoch without the metric saves nothing; a line says so once.
+
     Args:
         monitor: the metric to compare; use MetricAverageCallback, too, for that of all ranks.
         verbose: 1 prints a line for each saved model.
@@ -223,7 +225,7 @@ class BestModelCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]
             by their values. None passes the model to ``save_checkpoint``.
 
     Raises:
-        ValueError: ``save_freq`` or ``mode`` is unknown; or in ``fit``: there is no such metric.
+        ValueError: ``save_freq`` or ``mode`` is unknown.
     """
 
     def __init__(
@@ -248,16 +250,15 @@ class BestModelCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]
         higher = any(mark in monitor.lower() for mark in marks)
         self._sign = 1 if mode == "max" or (mode == "auto" and higher) else -1
         self.best: float | None = None
+        self._warned = False
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         if collectives().hvd.rank() != 0:
             return
         logs = logs or {}
         if self.monitor not in logs:
-            raise ValueError(
-                f"BestModelCheckpoint monitors {self.monitor!r}, but the metrics of this epoch are "
-                f"{', '.join(logs) or 'none'}: set monitor to one of them"
-            )
+            self._warn_once(logs)
+            return
         value = float(logs[self.monitor])
         if self.best is not None and not self._sign * value > self._sign * self.best:
             return
@@ -269,6 +270,17 @@ class BestModelCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]
             self.model.save(os.fspath(self.filepath).format(epoch=epoch + 1, **logs))
         if self.verbose:
             print(f"\nEpoch {epoch + 1}: saved the model, {self.monitor}={value:g} is the best.")
+
+    def _warn_once(self, logs: Mapping[str, Any]) -> None:
+        """Warn that no model is saved: as Keras's own callback, which does not end the training."""
+        if not self._warned:
+            self._warned = True
+            log_to_driver(
+                f"HorovodRunner: BestModelCheckpoint saves no model after an epoch without "
+                f"{self.monitor!r}, which it monitors. The metrics of this epoch are "
+                f"{', '.join(logs) or 'none'}: set monitor to one of them, or pass "
+                "validation_data to fit for those that begin with val_"
+            )
 
 
 class _DecidesTogether:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 import keras
 
 from horovod_runner.integrations.keras.collectives import collectives
 from horovod_runner.integrations.keras.distributed.batch_norm import SyncBatchNormalization
+from horovod_runner.integrations.keras.distributed.horovod_modules import is_keras_3
 from horovod_runner.integrations.keras.distributed.mixin import Distributed, make_distributed
 from horovod_runner.integrations.keras.reduction import Reduction, groups_of
 
@@ -32,7 +35,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 ) -> Any:
     """Make a Keras 3 optimizer reduce its gradients over the ranks.
 
-    The arguments are those of ``horovod.tensorflow.keras.DistributedOptimizer``.
+    With TF_USE_LEGACY_KERAS=1 an optimizer of Keras 2 is passed on to Horovod's own function. The
+    arguments are those of ``horovod.tensorflow.keras.DistributedOptimizer``.
 
     Args:
         optimizer: an optimizer, or its name. A LossScaleOptimizer may wrap it, now or later in
@@ -72,6 +76,21 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     """
     if num_groups:
         warnings.warn("num_groups was renamed to groups", DeprecationWarning, stacklevel=2)
+    if (horovod_for_keras_2 := _horovod_for_keras_2(optimizer)) is not None:
+        given = {"compression": compression, "op": op, "process_set": process_set}
+        return horovod_for_keras_2.DistributedOptimizer(
+            optimizer,
+            name,
+            device_dense,
+            device_sparse,
+            sparse_as_dense=sparse_as_dense,
+            gradient_predivide_factor=gradient_predivide_factor,
+            backward_passes_per_step=backward_passes_per_step,
+            average_aggregated_gradients=average_aggregated_gradients,
+            groups=groups if groups is not None else num_groups or None,
+            scale_local_gradients=scale_local_gradients,
+            **{argument: value for argument, value in given.items() if value is not None},
+        )
     optimizer = _keras_3_optimizer(optimizer)
     inner = _inner(optimizer)
     if isinstance(inner, Distributed):
@@ -139,9 +158,12 @@ def PartialDistributedOptimizer(  # noqa: N802, D417 - Horovod's name; its argum
     """
     layers = [] if local_layers is None else local_layers
     layers = layers if isinstance(layers, (list, tuple, set)) else [layers]
+    is_keras_2 = _horovod_for_keras_2(optimizer) is not None
+    layer_class = sys.modules["tf_keras"].layers.Layer if is_keras_2 else keras.layers.Layer
     for layer in layers:
-        if not isinstance(layer, keras.layers.Layer):
-            raise TypeError(f"local_layers must be layers of Keras 3, not {layer!r}")
+        if not isinstance(layer, layer_class):
+            version = 2 if is_keras_2 else 3
+            raise TypeError(f"local_layers must be layers of Keras {version}, not {layer!r}")
         if not layer.built:
             raise ValueError(
                 f"the local layer {layer.name!r} has no weights yet, so its gradients would be "
@@ -191,6 +213,15 @@ def load_model(
     if getattr(model, "optimizer", None) is not None:
         DistributedOptimizer(model.optimizer, compression=compression)
     return model
+
+
+def _horovod_for_keras_2(optimizer: Any) -> Any:
+    """``horovod.tensorflow.keras`` for an optimizer of Keras 2, where that is ``tf.keras``."""
+    if type(optimizer).__module__.partition(".")[0] != "tf_keras":
+        return None
+    if is_keras_3("horovod.tensorflow.keras"):  # TF_USE_LEGACY_KERAS is not set
+        return None
+    return import_module("horovod.tensorflow.keras")
 
 
 def _keras_3_optimizer(optimizer: Any) -> Any:

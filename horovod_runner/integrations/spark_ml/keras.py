@@ -22,7 +22,21 @@ class _KerasFile(Saveable):
 
 
 class KerasModel(_KerasFile, TrainedModel):
-    """A trained Keras model; ``getModel()`` returns it."""
+    """A trained Keras model; ``getModel()`` returns it.
+
+    Args:
+        params: the Params, by name: see ``explainParams()`` and the base.
+
+    Raises:
+        TypeError: there is no such Param, or a value has the wrong type.
+        ValueError: see the base.
+    """
+
+    def _check_network(self, network: Any) -> None:
+        import keras
+
+        if not isinstance(network, keras.Model):
+            raise TypeError(f"model must be a Keras model, not {type(network).__name__}")
 
 
 class KerasEstimator(_KerasFile, HorovodEstimator):

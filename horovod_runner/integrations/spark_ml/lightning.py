@@ -18,7 +18,14 @@ class LightningOptions(EstimatorOptions, total=False):
 
 
 class LightningModel(TorchModel):
-    """A trained Lightning module; ``getModel()`` returns it."""
+    """A trained Lightning module; ``getModel()`` returns it.
+
+    ``transform`` calls its ``forward``. The arguments are those of TorchModel.
+    """
+
+    def _check_network(self, network: Any) -> None:
+        if not hasattr(network, "training_step"):
+            raise TypeError(f"model must be a Lightning module, not {type(network).__name__}")
 
 
 @with_params({"trainer_options": "further arguments of lightning.Trainer"})

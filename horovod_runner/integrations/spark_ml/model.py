@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 from pyspark.ml import Model
@@ -15,7 +15,12 @@ from horovod_runner.data.read import staging
 from horovod_runner.data.scoring.outputs import as_numpy
 from horovod_runner.data.scoring.predict import score
 from horovod_runner.errors import DataError
-from horovod_runner.integrations.spark_ml.params import ColumnParams, with_params
+from horovod_runner.integrations.spark_ml.params import (
+    ColumnParams,
+    ModelOptions,
+    set_named,
+    with_params,
+)
 from horovod_runner.integrations.spark_ml.persistence import Saveable
 
 if TYPE_CHECKING:
@@ -30,11 +35,23 @@ if TYPE_CHECKING:
     {
         "model": "the trained model",
         "transform_batch_size": "rows that the model gets at a time",
-        "loss_name": "the loss that the model was trained with",
+        "loss_name": "the loss that the model was trained with, such as 'CrossEntropyLoss': says "
+        "whether outputs are scores of classes, and whether those are logits",
     }
 )
 class TrainedModel(Model, ColumnParams, Saveable):  # type: ignore[misc]
     """A trained model as a Spark ML model; base of the models.
+
+    ``fit`` of an estimator returns one. One that was trained elsewhere is made from the network::
+
+        PipelineModel([assembler, TorchModel(model=network, featuresCol="f", predictionCol="p")])
+
+    Args:
+        params: the Params, by name: see ``explainParams()``.
+
+    Raises:
+        TypeError: there is no such Param, or a value has the wrong type.
+        ValueError: with ``task="classification"``, ``loss_name`` does not say what scores mean.
 
     Attributes:
         history: loss and metrics of each epoch, by name.
@@ -43,11 +60,24 @@ class TrainedModel(Model, ColumnParams, Saveable):  # type: ignore[misc]
 
     _saved = ("history",)
 
-    def __init__(self) -> None:
+    def __init__(self, **params: Unpack[ModelOptions]) -> None:
         super().__init__()
         self._setDefault(task="auto", transform_batch_size=4096, loss_name="")
+        set_named(self, params)
+        if params.get("task") == "classification" and not params.get("loss_name"):
+            raise ValueError(
+                "task='classification' needs loss_name, the loss that the model was trained with, "
+                "such as 'CrossEntropyLoss' or 'binary_crossentropy': it says whether the model's "
+                "scores are logits or probabilities"
+            )
+        if "model" in params:
+            self._check_network(params["model"])
         self.history: Mapping[str, Sequence[float]] = {}
         self.run: Run | None = None
+
+    def _check_network(self, network: Any) -> None:
+        """Raise TypeError for a network of another framework."""
+        raise NotImplementedError
 
     def getHistory(self) -> Mapping[str, Sequence[float]]:  # noqa: N802 - Horovod's name
         """Loss and metrics of each epoch, by name."""
@@ -114,6 +144,11 @@ class TrainedModel(Model, ColumnParams, Saveable):  # type: ignore[misc]
         from pyspark.ml.functions import array_to_vector
         from pyspark.sql import functions
 
+        if not self.isDefined("model"):
+            raise ValueError(
+                f"{type(self).__name__} has no network: set it by model=..., or get the model from "
+                "an estimator's fit"
+            )
         names, outputs = dataset.columns, self.outputs
         is_classifier = self._is_classifier() and len(outputs) == 1
         post = Classes(self.getOrDefault("loss_name")) if is_classifier else None

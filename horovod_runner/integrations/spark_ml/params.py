@@ -67,6 +67,26 @@ class EstimatorOptions(TypedDict, total=False):
     run_id: str
 
 
+class ModelOptions(TypedDict, total=False):
+    """The arguments of all models; each is a Param, which documents it."""
+
+    model: Any
+    feature_cols: Sequence[str | Sequence[str]]
+    label_cols: Sequence[str]
+    output_cols: Sequence[str]
+    featuresCol: str
+    labelCol: str
+    predictionCol: str
+    probabilityCol: str
+    transformation_fn: Callable[[Any], Any]
+    transform_batch_size: int
+    images: Mapping[str, Any]
+    dtypes: Mapping[str, str] | str
+    pad_ragged: Mapping[str, Any]
+    task: str
+    loss_name: str
+
+
 def to_columns(value: Any) -> list[str | list[str]]:
     """Convert names of columns, or lists of names that lie side by side."""
     if isinstance(value, str) or not isinstance(value, Sequence):

@@ -12,9 +12,28 @@ from horovod_runner.integrations.training.torch import TorchTraining
 
 
 class TorchModel(TrainedModel):
-    """A trained torch module; ``getModel()`` returns it."""
+    """A trained torch module; ``getModel()`` returns it.
+
+    Args:
+        params: the Params, by name: see ``explainParams()`` and the base.
+
+    Raises:
+        TypeError: there is no such Param, or a value has the wrong type.
+        ValueError: see the base.
+    """
 
     _read_model = staticmethod(read_module)
+
+    def _check_network(self, network: Any) -> None:
+        import torch
+
+        if isinstance(network, torch.jit.ScriptModule):
+            raise TypeError(
+                "model is a TorchScript program, which a stage of a Pipeline cannot save: pass the "
+                "module that it was made of, or score by horovod_runner.predict(df, model, ...)"
+            )
+        if not isinstance(network, torch.nn.Module):
+            raise TypeError(f"model must be a torch module, not {type(network).__name__}")
 
     def _kind(self) -> TorchKind:
         return TorchKind("module")

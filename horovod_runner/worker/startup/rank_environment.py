@@ -15,12 +15,85 @@ from typing import Final
 
 from horovod_runner.common.limits import DEFAULTS, Limits
 from horovod_runner.common.slots import Slot
+from horovod_runner.host.python_path import without_spark_core
 from horovod_runner.wire.messages import Assignment
 
 # Read by Horovod with our patches (horovod_build).
 NO_FINALIZE: Final = "HOROVOD_MPI_NO_FINALIZE"
 WORLD_SIZE: Final = "HOROVOD_MPI_WORLD_SIZE"
 _MANY_RANKS_PER_CORE = 16
+# The user's function must not see secrets and ports of Spark and Py4J, and a run that a rank of
+# another run starts must not connect to that run's ranks.
+_WITHHELD: Final = (
+    "HOROVOD_GLOO_RENDEZVOUS_ADDR",
+    "HOROVOD_GLOO_RENDEZVOUS_PORT",
+    "PYTHON_WORKER_FACTORY_SECRET",
+    "PYTHON_WORKER_FACTORY_PORT",
+    "PYSPARK_GATEWAY_SECRET",
+    "PYSPARK_GATEWAY_PORT",
+    "SPARK_AUTH_SOCKET_TIMEOUT",
+    "SPARK_BUFFER_SIZE",
+)
+# What other launchers tell the processes that they start: trainers in a rank (Lightning,
+# Accelerate, DeepSpeed, JAX, TensorFlow, MPI itself) would take it for theirs.
+_OF_LAUNCHERS: Final = (
+    # torchrun; some trainers read the first three without it
+    "NODE_RANK",
+    "CROSS_RANK",
+    "CROSS_SIZE",
+    "GROUP_WORLD_SIZE",
+    "ROLE_NAME",
+    "ROLE_RANK",
+    "ROLE_WORLD_SIZE",
+    # horovodrun, with ranks that come and go
+    "HOROVOD_ELASTIC",
+    # TensorFlow's own distribution, and Kubernetes operators that set it up
+    "TF_CONFIG",
+    # Cray
+    "ALPS_APP_PE",
+)
+_OF_LAUNCHERS_BEGIN: Final = (
+    "TORCHELASTIC_",
+    "SLURM_",
+    "SLURMD_",
+    "SRUN_",
+    # MPI: Open MPI, MPICH and Intel MPI, MVAPICH. A rank's MPI gets its answers from the task
+    # (mpi_socket.py); by a launcher's it would wait for that launcher's processes, or abort.
+    "PMI_",
+    "PMIX_",
+    "OMPI_",
+    "PRTE_",
+    "HYDI_",
+    "HYDRA_",
+    "MPIEXEC_",
+    "MPI_LOCAL",
+    "MV2_COMM_WORLD_",
+    # LSF with IBM's jsrun; Cray's PALS; Flux
+    "LSB_",
+    "JSM_",
+    "PALS_",
+    "FLUX_",
+)
+# How to reach Slurm, and a folder for temporary files. They describe no process.
+_KEPT: Final = ("SLURM_CONF", "SLURM_TMPDIR")
+
+
+def inherited_environment(given: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment variables that a process passes on to its workers.
+
+    Args:
+        given: the process's variables; None for those of this process.
+    """
+    withheld = {*_WITHHELD, *_OF_LAUNCHERS}
+    variables = {
+        name: value
+        for name, value in (os.environ if given is None else given).items()
+        if name in _KEPT or (name not in withheld and not name.startswith(_OF_LAUNCHERS_BEGIN))
+    }
+    if "PYTHONPATH" in variables:
+        entries = variables["PYTHONPATH"].split(os.pathsep)
+        variables["PYTHONPATH"] = os.pathsep.join(without_spark_core(entries))
+    return variables
 
 
 def horovod_variables(slot: Slot, assignment: Assignment) -> dict[str, str]:

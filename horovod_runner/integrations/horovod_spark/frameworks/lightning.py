@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+import numpy as np
 
 from horovod_runner.data.scoring.models.kind import FunctionKind
 from horovod_runner.integrations.horovod_spark.batches import Arrange
@@ -89,8 +92,7 @@ class TorchEstimator(of_torch.TorchEstimator):
         columns = {name: name for name in (*features, *labels)}
         # The check before gets labels as other estimators do.
         checked = {f"label {name}": name for name in labels}
-        function = self.getTransformationFn()
-        arrange = None if function is None else Arrange({**columns, **checked}, row=function)
+        arrange = self._arrangement({**columns, **checked})
         return StoreLightningTraining(
             **arguments,
             features={name: name for name in features},
@@ -98,6 +100,41 @@ class TorchEstimator(of_torch.TorchEstimator):
             trainer_options=self._trainer_options(),
             logs=logs,
         )
+
+    def _arrangement(self, columns: Mapping[str, str]) -> Arrange | None:
+        """What ``transformation_fn`` does with a batch; None without it.
+
+        Raises:
+            ValueError: ``transformation_edit_fields`` is no list of Petastorm's tuples.
+        """
+        function, removed = self.getTransformationFn(), self.getTransformationRemovedFields() or ()
+        edited = {}
+        for each in self.getTransformationEditFields() or ():
+            try:
+                name, dtype, _shape, _is_nullable = list(each)
+                edited[str(name)] = np.dtype(dtype).name
+            except (TypeError, ValueError) as error:
+                raise ValueError(
+                    "transformation_edit_fields must be a list of tuples (name, NumPy type, shape, "
+                    f"is nullable), and one is {each!r}: {error}"
+                ) from None
+        if function is None and (edited or removed):
+            function = dict
+        if function is None:
+            return None
+        return Arrange(columns, row=function, edited=edited, removed=tuple(removed))
+
+    def _with_doubles(self, training: Training, doubles: Mapping[str, bool]) -> Training:
+        """In batches too: columns of one number, and others before ``transformation_fn``."""
+        training = super()._with_doubles(training, doubles)
+        if not isinstance(training, StoreLightningTraining):
+            return training
+        wanted = [
+            name
+            for name, is_number in doubles.items()
+            if name in training.read_columns and (is_number or training.options["transform"])
+        ]
+        return replace(training, doubles=wanted)
 
     def _trainer_options(self) -> dict[str, Any]:
         given = {

@@ -5,6 +5,7 @@ The frameworks are imported by the methods: a rank reads this file before the us
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,9 +71,16 @@ class StoreLightningTraining(LightningTraining):
 
     Attributes:
         logs: the folder or URL for TensorBoard's logs; None keeps them nowhere.
+        doubles: the columns that stay float64, by name.
     """
 
     logs: str | None = None
+    doubles: Sequence[str] = ()
+
+    def feed(self, *, is_training: bool) -> dict[str, Any]:
+        """See Training."""
+        dtypes = dict.fromkeys(self.doubles, "float64")
+        return {**super().feed(is_training=is_training), "dtypes": dtypes}
 
     def train(self, train: Shard, valid: Shard | None) -> Trained | None:
         """See Training; returns the best model if a ModelCheckpoint callback monitors one."""

@@ -10,6 +10,7 @@ from horovod_runner.tools.migrate.rules import (  # noqa: F401 - each adds its r
     imports,
     keras,
     launch,
+    lightning,
     petastorm,
     tensorflow_1,
     training,

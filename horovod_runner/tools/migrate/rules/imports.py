@@ -1,4 +1,4 @@
-"""Imports of sparkdl, horovod.keras and horovod.spark; Lightning's strategy."""
+"""Imports of sparkdl, horovod.keras and horovod.spark."""
 
 from __future__ import annotations
 
@@ -142,22 +142,3 @@ def _horovod_spark(code: Code) -> Iterator[OldCode]:
             {} if statement is None else {statement: tree.before(*_INSTALL)},
         )
         return
-
-
-@on(m.Call(tree.ending("Trainer")))
-def _lightning_strategy(code: Code, call: cst.Call) -> OldCode | None:
-    for name in ("strategy", "accelerator", "distributed_backend"):
-        arg = tree.argument(call, name)
-        if arg is None or arg.keyword is None or tree.string(arg.value) != "horovod":
-            continue
-        changes = {
-            arg.keyword: tree.becomes("strategy"),
-            arg.value: tree.becomes("HorovodStrategy()"),
-        }
-        statement = code.around(call, cst.SimpleStatementLine)
-        if not code.is_bound(call, "HorovodStrategy") and statement is not None:
-            line = "from horovod_runner.lightning import HorovodStrategy"
-            changes[statement] = tree.before(line)
-        why = "Lightning 2 has no strategy for Horovod: horovod_runner.lightning has"
-        return OldCode(call, why, changes)
-    return None
