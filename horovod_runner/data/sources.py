@@ -36,7 +36,13 @@ _EXAMPLES = 16  # rows that are kept of a table, for examples
 
 
 class Source(ABC):
-    """A description of a dataset; nothing is read before a run needs it."""
+    """A description of a dataset; nothing is read before a run needs it.
+
+    Attributes:
+        shows_rows: whether :meth:`head` works.
+    """
+
+    shows_rows = True
 
     def prepare(self, name: str, shared: Path | None) -> Prepared:
         """Look at the data, on the driver.
@@ -160,6 +166,7 @@ class petastorm(Source):  # noqa: N801 - reads as a call
         self._reading = Reading(**options)
         given = {"predicate": predicate, "transform_spec": transform_spec, "schema_fields": ngram}
         self._with_petastorm = {name: value for name, value in given.items() if value is not None}
+        self.shows_rows = not self._with_petastorm
         if self._with_petastorm and self._reading.filter is not None:
             raise ValueError(
                 "filter works only without Petastorm, and predicate, ngram and transform_spec "
@@ -210,7 +217,7 @@ class _Table(Source):
 
     def _prepare(self, name: str, shared: Path | None) -> Prepared:
         given = self._table
-        table = (given if isinstance(given, pa.Table) else _from_pandas(given)).unify_dictionaries()
+        table = (given if isinstance(given, pa.Table) else pandas_table(given)).unify_dictionaries()
         units, digest = [len(table)], _digest(table)
         if shared is None:
             reader: ArrowReader = Table(
@@ -284,7 +291,12 @@ def source_of(value: object) -> Source | None:
     return None
 
 
-def _from_pandas(dataframe: Any) -> pa.Table:
+def pandas_table(dataframe: Any) -> pa.Table:
+    """A DataFrame of pandas as an Arrow table.
+
+    Raises:
+        DataError: a column holds values of several types.
+    """
     # Spark Connect leaves objects in attrs of which Arrow warns that JSON has no such type.
     dataframe = dataframe.copy(deep=False)
     dataframe.attrs = {}

@@ -72,9 +72,8 @@ class TorchTraining(Training):
             except Exception as error:  # whatever the user's module raises
                 raise ValueError(
                     f"model does not fit the columns: {type(error).__name__}: {error}, on a batch "
-                    f"of {shapes}. Change feature_cols (or featuresCol) or dtypes, or the model. "
-                    "A list inside feature_cols is one input of columns side by side: "
-                    "feature_cols=[['age', 'income']]"
+                    f"of {shapes}. Change {self.names.features} or dtypes, or the model. "
+                    "A list of names inside it is one input of columns side by side"
                 ) from error
             try:
                 total_loss(self, outputs, labels, weight)
@@ -86,8 +85,9 @@ class TorchTraining(Training):
                 returned = ", ".join(str(tuple(output.shape)) for output in outputs)
                 raise ValueError(
                     f"loss does not fit the outputs {returned} and the labels {given}: "
-                    f"{type(error).__name__}: {str(error).rstrip('.')}. Change loss, label_cols "
-                    "(or labelCol) or the model; for classes the model needs an output for each"
+                    f"{type(error).__name__}: {str(error).rstrip('.')}. Change loss, "
+                    f"{self.names.labels} or the model; for classes the model needs an output "
+                    "for each"
                 ) from error
 
     def train(self, train: Shard, valid: Shard | None) -> Trained | None:
