@@ -67,8 +67,7 @@ def _inputs_of(training: Training, schema: pa.Schema) -> Inputs:
         inputs = Inputs.of(schema, options)
     except DataError as error:
         raise DataError(
-            f"{error}. The columns are those of {names.features}, {names.labels} and "
-            f"{names.weight}"
+            f"{error}. The columns are those of {names.features}, {names.labels} and {names.weight}"
         ) from error.__cause__
     for name in training.labels:
         if not inputs.columns[name].is_fixed and inputs.columns[name].kind != "list":
