@@ -20,7 +20,6 @@ from horovod_runner.integrations.training.lightning import LightningTraining
 from horovod_runner.integrations.training.torch_loop import weights_of
 from horovod_runner.integrations.training.training import Trained
 
-
 _PRECISIONS: Final = {"float32": "32-true", "bfloat16": "bf16-mixed", "float16": "16-mixed"}
 
 
