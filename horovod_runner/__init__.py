@@ -37,6 +37,10 @@ if TYPE_CHECKING:
         SlotError,
         SyncError,
     )
+    from horovod_runner.integrations.loops.checkpointed import Checkpointed, checkpointed, epochs
+    from horovod_runner.integrations.loops.prepare import prepare
+    from horovod_runner.integrations.training.fit import fit
+    from horovod_runner.integrations.training.fitted import Fitted
     from horovod_runner.results.saved_run import load_run
     from horovod_runner.run.handle import RunHandle
     from horovod_runner.run.runner import HorovodRunner
@@ -56,10 +60,12 @@ __all__ = [
     "ChannelError",
     "CheckpointConfig",
     "CheckpointError",
+    "Checkpointed",
     "ClusterConfig",
     "DataConfig",
     "DataError",
     "DebugConfig",
+    "Fitted",
     "GpuError",
     "HangError",
     "HorovodRunner",
@@ -76,32 +82,42 @@ __all__ = [
     "SyncError",
     "agree",
     "check_weights",
+    "checkpointed",
     "commit",
     "current_attempt",
+    "epochs",
+    "fit",
     "load_checkpoint",
     "load_run",
     "log_to_driver",
     "predict",
+    "prepare",
     "report",
     "save_checkpoint",
 ]
 
 _HOMES = {
     "CheckpointConfig": "common.options",
+    "Checkpointed": "integrations.loops.checkpointed",
     "ClusterConfig": "common.options",
     "DataConfig": "common.options",
     "DebugConfig": "common.options",
+    "Fitted": "integrations.training.fitted",
     "HorovodRunner": "run.runner",
     "Limits": "common.limits",
     "RunHandle": "run.handle",
     "agree": "worker.agreement",
     "check_weights": "worker.api",
+    "checkpointed": "integrations.loops.checkpointed",
     "commit": "worker.api",
     "current_attempt": "worker.api",
+    "epochs": "integrations.loops.checkpointed",
+    "fit": "integrations.training.fit",
     "load_checkpoint": "worker.api",
     "load_run": "results.saved_run",
     "log_to_driver": "worker.api",
     "predict": "data.scoring.predict",
+    "prepare": "integrations.loops.prepare",
     "report": "worker.api",
     "save_checkpoint": "worker.api",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 import socket
 import time
@@ -29,6 +30,7 @@ from horovod_runner.data.feed.options import (
     Transform,
 )
 from horovod_runner.data.feed.order import LastBatch, Order, PerRankOrder
+from horovod_runner.data.feed.part import Part, divide
 from horovod_runner.data.pack.columns import Array, Column
 from horovod_runner.data.pack.layout import Layout, fingerprint_of
 from horovod_runner.data.pack.store import Store
@@ -68,12 +70,98 @@ class Shard:
         self._counts: list[int] | None = None  # rows of each rank, if each has rows of its own
         self._stores: dict[tuple[tuple[str, ...], str], Store] = {}
         self._epochs = Epochs(name)
+        self._parts: list[Part] | None = None  # of a split, like _sizes
+        self._how = ""  # they were chosen
 
     @property
     def rows(self) -> int:
-        """Rows of the whole dataset, on all ranks."""
+        """Rows of the dataset on all ranks."""
+        return sum(self._sizes)
+
+    def split(self, validation: float | str, *, seed: int = 0) -> tuple[Shard, Shard]:
+        """Divide the rows into those to train with and those to validate with.
+
+        All ranks get the same division, with any number of ranks. The data are packed once.
+
+        Args:
+            validation: a fraction of the rows, chosen at random; or the name of a column that is
+                True, or not 0, in the rows to validate with. More than 65,536 rows are chosen in
+                blocks of 128 neighbouring ones.
+            seed: of the choice of a fraction.
+
+        Returns:
+            The rows to train with, and those to validate with.
+
+        Raises:
+            DataError: there is no such column, it does not hold numbers, or one of the two has no
+                rows.
+            TypeError: ``validation`` is neither a number nor a text.
+            ValueError: it is a number that is not between 0 and 1; or the rows were split before.
+        """
+        check_validation(validation)
+        if self._parts is not None:
+            raise ValueError(f"{self._name} is one part of a split: split the whole dataset")
+        both = self._divided(validation, seed)
+        train, valid = (copy.copy(self) for _ in both)  # the packed stores are shared
+        for shard, parts, name in ((train, both[0], "train"), (valid, both[1], "valid")):
+            shard._name, shard._parts = f"{self._name}.{name}", parts
+            shard._epochs = Epochs(shard._name)
+            shard._how = f"{name} of {validation!r}, seed {seed}"
+            if not shard.rows:
+                raise DataError(
+                    f"validation={validation!r} leaves none of the {self.rows} rows of "
+                    f"{self._name} to {'train' if shard is train else 'validate'} with: choose "
+                    "another fraction or column"
+                )
+        return train, valid
+
+    def _divided(self, validation: float | str, seed: int) -> tuple[list[Part], list[Part]]:
+        """The parts of a split: of each rank where ranks have rows of their own, else one."""
+        sizes = self._sizes
+        if isinstance(validation, str):
+            self._refuse_rows_of_ranks(
+                f"validation={validation!r} names a column that only a rank of its own can read"
+            )
+            chosen = self._values_of(validation) != 0
+            return [Part.where(~chosen)], [Part.where(chosen)]
+        pairs = [divide(rows, validation, seed + rank) for rank, rows in enumerate(sizes)]
+        left, taken = zip(*pairs, strict=True)
+        return list(left), list(taken)
+
+    def _values_of(self, column: str) -> Array:
+        """The numbers in a column, of all rows."""
+        options = FeedOptions(framework="numpy", columns=[column])
+        store, (field,) = self._packed(options)
+        if not field.columns[0].is_fixed or field.row_shape:
+            raise DataError(
+                f"validation={column!r} names a column of {self._name} that does not hold one "
+                "number for each row: it must be true, or not 0, in the rows to validate with"
+            )
+        values: Array = field.of(store.take(np.arange(self.rows), [column]))
+        return values
+
+    @property
+    def _sizes(self) -> list[int]:
+        """Rows: of each rank where ranks have rows of their own, otherwise of all together."""
+        if self._parts is not None:
+            return [part.rows for part in self._parts]
         units = self._reader.units
-        return sum(units if self._counts is None else self._counts)
+        return [sum(units)] if self._counts is None else self._counts
+
+    @property
+    def is_split_among_ranks(self) -> bool:
+        """Whether each rank has only rows of its own, of a DataFrame that Spark divided.
+
+        Such a dataset has no batches with ``global_batch``.
+        """
+        return bool(self._reader.units) and self._counts is not None
+
+    @property
+    def _part(self) -> Part | None:
+        """Which rows of this rank's store belong to this shard; None for all."""
+        if self._parts is None:
+            return None
+        return self._parts[0 if self._counts is None else place()[0]]
 
     @property
     def columns(self) -> list[str]:
@@ -194,6 +282,7 @@ class Shard:
             self._refuse_rows_of_ranks("whole=True gives all rows to each rank")
         store, fields = self._packed(made)
         rows = np.arange(self.rows) if whole else self._rows_for_good(made.how_last)
+        rows = rows if self._part is None else self._part.numbers(rows)
         all_rows = self.rows if self._counts is None else None
         return torch_feed.RowDataset(store, fields, rows, made, all_rows)
 
@@ -283,11 +372,13 @@ class Shard:
             "last_batch": options.how_last,
         }
         state = {"data": self._reader.fingerprint, "global_batch": global_batch, **how}
+        if self._part is not None:
+            state["part"] = self._how
         order: Order | PerRankOrder
         if self._counts is None:
             order = Order(self.rows, global_batch, **how)
         else:
-            order = PerRankOrder(self._counts, global_batch // size, rank, **how)
+            order = PerRankOrder(self._sizes, global_batch // size, rank, **how)
             state["ranks"] = size
         if not order.steps:
             raise DataError(
@@ -295,7 +386,7 @@ class Shard:
                 f"{global_batch}: last_batch='drop' leaves none. Make the batch smaller, or use "
                 "last_batch='pad'"
             )
-        return Plan(options, store, order, (rank, size), fields, state, self._epochs)
+        return Plan(options, store, order, (rank, size), fields, self._part, state, self._epochs)
 
     def _refuse_rows_of_ranks(self, why: str) -> None:
         if self.rows and self._counts is not None:
@@ -312,8 +403,9 @@ class Shard:
         if self._counts is None:
             count = self.rows // size if last_batch == "drop" else -(-self.rows // size)
             return (np.arange(count) * size + rank) % self.rows
-        count = min(self._counts) if last_batch == "drop" else max(self._counts)
-        return np.arange(count) % max(1, self._counts[rank])
+        counts = self._sizes
+        count = min(counts) if last_batch == "drop" else max(counts)
+        return np.arange(count) % max(1, counts[rank])
 
     def _store(
         self, reader: Reader, names: Sequence[str], columns: list[Column], images: str
@@ -355,3 +447,14 @@ class Shard:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_stores": {}}
+
+
+def check_validation(validation: float | str) -> None:
+    """Check what :meth:`Shard.split` is to divide by; it says what is raised."""
+    if isinstance(validation, bool) or not isinstance(validation, float | str):
+        raise TypeError(
+            f"validation must be a fraction such as 0.2, or the name of a column, not "
+            f"{validation!r}"
+        )
+    if isinstance(validation, float) and not 0 < validation < 1:
+        raise ValueError(f"validation must be between 0 and 1, not {validation}")

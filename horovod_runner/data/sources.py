@@ -40,7 +40,13 @@ _EXAMPLES = 16  # rows that are kept of a table, for examples
 
 
 class Source(ABC):
-    """A description of a dataset; nothing is read before a run needs it."""
+    """A description of a dataset; nothing is read before a run needs it.
+
+    Attributes:
+        shows_rows: whether :meth:`head` works.
+    """
+
+    shows_rows = True
 
     def prepare(self, name: str, shared: Path | None) -> Prepared:
         """Look at the data, on the driver.
@@ -165,6 +171,7 @@ class petastorm(Source):  # noqa: N801 - reads as a call
         self._reading = Reading(**options)
         given = {"predicate": predicate, "transform_spec": transform_spec, "schema_fields": ngram}
         self._with_petastorm = {name: value for name, value in given.items() if value is not None}
+        self.shows_rows = not self._with_petastorm
         if self._with_petastorm and self._reading.filter is not None:
             raise ValueError(
                 "filter works only without Petastorm, and predicate, ngram and transform_spec "

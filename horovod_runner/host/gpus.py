@@ -9,6 +9,7 @@ all are visible, and the rank's device becomes the current one when torch or Ten
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 from horovod_runner.common.limits import DEFAULTS
@@ -37,6 +38,14 @@ def visible_gpus(patience: float = DEFAULTS.nvidia_smi) -> tuple[str, ...]:
             valid.append(device)
         return tuple(valid)
     return tuple(index for index, _ in list_gpus(patience))
+
+
+def local_device() -> str:
+    """The device that a model of this process computes on: the current GPU of torch, or the CPU."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return "cpu"
+    return f"cuda:{torch.cuda.current_device()}"
 
 
 def list_gpus(patience: float = DEFAULTS.nvidia_smi) -> list[tuple[str, str]]:

@@ -21,6 +21,7 @@ from horovod_runner.data.feed.epochs import Epochs, FeedKey
 from horovod_runner.data.feed.fields import Field
 from horovod_runner.data.feed.options import WEIGHT, FeedOptions
 from horovod_runner.data.feed.order import Order, PerRankOrder
+from horovod_runner.data.feed.part import Part
 from horovod_runner.data.feed.read_ahead import ReadAhead
 from horovod_runner.data.pack.buffers import Buffers
 from horovod_runner.data.pack.columns import Array, Rows
@@ -48,6 +49,7 @@ class Plan:
         order: order of the rows.
         place: this rank's number, and the number of ranks.
         fields: the parts of a batch.
+        part: the rows that the order is of; None for all of the store.
         state: values that must be equal when a saved state is loaded.
         epochs: shared by all feeds of the dataset.
     """
@@ -57,6 +59,7 @@ class Plan:
     order: Order | PerRankOrder
     place: tuple[int, int]
     fields: list[Field]
+    part: Part | None
     state: dict[str, Any]
     epochs: Epochs
 
@@ -218,6 +221,8 @@ class Feed(Generic[T]):
         place = self._plan.place
         while step < self._order.steps:
             rows = self._order.take(epoch, step, steps * _CHUNKS_DRAWN, *place, equal=self._equal)
+            if self._plan.part is not None:
+                rows = self._plan.part.numbers(rows)
             if ahead is not None:
                 ahead.request(rows.ravel())
             for first in range(0, len(rows), steps):
@@ -288,11 +293,11 @@ class Feed(Generic[T]):
                 f"this is not the state of a feed: it lacks {', '.join(sorted(missing))}. Pass "
                 "what state_dict() of a feed returned"
             )
-        for name, value in self._plan.state.items():
-            if state[name] != value:
+        for name, value in {"part": None, **self._plan.state}.items():
+            if state.get(name) != value:
                 raise DataError(
                     f"this feed cannot resume from the saved state: {name} is {value!r} here and "
-                    f"was {state[name]!r} there. {_REMEDIES.get(name, 'Use the same value')}"
+                    f"was {state.get(name)!r} there. {_REMEDIES.get(name, 'Use the same value')}"
                 )
         if not 0 <= int(state["step"]) <= len(self):
             raise DataError(
@@ -311,6 +316,7 @@ _REMEDIES = {
     "come in another order each time: write it to Parquet, and pass that",
     "global_batch": "Choose batch_size so that np x batch_size stays the same, or pass "
     "global_batch instead of batch_size",
+    "part": "Shard.split must divide the rows as before",
     "ranks": "Each rank has rows of its own here, so np must stay the same: with "
     "data_config=DataConfig(shared_dir=...), or Parquet files, it may change",
 }

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_args
+
+import pyarrow as pa
 
 from horovod_runner.common.arguments import suggest_arguments
 from horovod_runner.common.by_value import by_value
@@ -15,7 +18,7 @@ from horovod_runner.data.read.staging import arrow_schema
 from horovod_runner.data.scoring import model_file
 from horovod_runner.data.scoring.first_rows import try_first_rows
 from horovod_runner.data.scoring.inputs import Inputs
-from horovod_runner.data.scoring.models.kind import ModelKind
+from horovod_runner.data.scoring.models.kind import Call, ModelKind
 from horovod_runner.data.scoring.models.recognize import recognize
 from horovod_runner.data.scoring.outputs import (
     Output,
@@ -26,11 +29,17 @@ from horovod_runner.data.scoring.outputs import (
 )
 from horovod_runner.data.scoring.scorer import OnError, Scorer, with_postprocess
 from horovod_runner.data.scoring.spark_query import ERRORS, lift_limits, with_outputs
+from horovod_runner.data.scoring.table import score_table
+from horovod_runner.data.sources import pandas_table, source_of, without_twins
 from horovod_runner.errors import DataError
+from horovod_runner.host.gpus import local_device
+from horovod_runner.host.scratch import temporary_folder
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Observation
+    from pyspark.sql import Observation
 
+#: A DataFrame of Spark or pandas, or an Arrow table.
+Rows = TypeVar("Rows")
 
 _ALIASES: Final = {
     **ALIASES,
@@ -41,7 +50,7 @@ _ALIASES: Final = {
 
 @suggest_arguments(_ALIASES)
 def predict(
-    dataframe: DataFrame,
+    dataframe: Rows,
     model: Any,
     columns: Columns | None = None,
     output: OutputSpec = "prediction",
@@ -61,7 +70,7 @@ def predict(
     observation: Observation | None = None,
     device: str | None = None,
     ship_modules: Sequence[ModuleType] = (),
-) -> DataFrame:
+) -> Rows:
     """Add a model's outputs to a DataFrame, as columns.
 
         scored = predict(df, model, {"x": ["age", "income"]}, output="p")
@@ -75,7 +84,8 @@ def predict(
     loads it once, onto the GPU that Spark gives the task, or the CPU.
 
     Args:
-        dataframe: of classic Spark or Spark Connect.
+        dataframe: of classic Spark, Spark Connect or pandas, or an Arrow table. pandas and Arrow
+            are scored in this process, and come back as what they are.
         model: a torch module, a Lightning module (its ``predict_step``, if it has one), a
             TorchScript or ``torch.export`` program, a Keras 3 model, the URI of a model in MLflow,
             a :class:`Checkpoint` together with ``build``, or a function from a dict of NumPy arrays
@@ -148,7 +158,7 @@ def predict(
 
 
 def score(
-    dataframe: DataFrame,
+    dataframe: Rows,
     kind: ModelKind,
     model: Any,
     columns: Columns | None,
@@ -165,7 +175,7 @@ def score(
     device: str | None = None,
     ship_modules: Sequence[ModuleType] = (),
     **feed: Any,
-) -> DataFrame:
+) -> Rows:
     """Add a model's outputs to a DataFrame; ``kind`` says what the model is.
 
     The other arguments are those of :func:`predict`, ``feed`` those of the inputs (dtypes,
@@ -173,31 +183,67 @@ def score(
     """
     outputs = parse_outputs(output)
     _check_errors(on_error, error_column, observation)
-    names = _kept(dataframe, keep)
+    rows: Any = dataframe
+    result: Rows
+    names = _kept(rows, keep)
     extra = () if error_column is None else (Output(error_column, OutputType("string")),)
     check_free((*outputs, *extra), names)
-    lift_limits(dataframe.sparkSession, kind.framework)
     options = FeedOptions(framework=kind.framework, columns=columns, batch_size=batch_size, **feed)
-    inputs = Inputs.of(arrow_schema(dataframe), options, fill_null, ragged)
+    if not hasattr(rows, "sparkSession"):
+        if observation is not None:
+            raise ValueError("observation counts the rows of a Spark query: leave it out")
+        call = with_postprocess(_in_memory(kind, model, device), postprocess)
+        table = without_twins(rows) if isinstance(rows, pa.Table) else pandas_table(rows)
+        scored = score_table(
+            table, call, options, outputs, fill_null=fill_null, ragged=ragged, on_error=on_error
+        )
+        scored_columns = dict(zip((o.name for o in (*outputs, *extra)), scored, strict=False))
+        result = _beside(rows, names, scored_columns)
+        return result
+    lift_limits(rows.sparkSession, kind.framework)
+    inputs = Inputs.of(arrow_schema(rows), options, fill_null, ragged)
     path = model_file.keep(kind, model, ship_modules)
     if any(output.type is None for output in outputs):
         call = with_postprocess(kind.load(path, device or "cpu"), postprocess)
-        inputs, outputs = try_first_rows(dataframe, inputs, outputs, call, on_error)
-    shipped = model_file.ship(kind, path, dataframe.sparkSession)
+        inputs, outputs = try_first_rows(rows, inputs, outputs, call, on_error)
+    shipped = model_file.ship(kind, path, rows.sparkSession)
     scorer = Scorer(inputs, shipped, outputs, batch_size, on_error, device or "", postprocess)
     with by_value(ship_modules):
-        scored = with_outputs(dataframe, scorer, names)
-    return _told(scored, names, scorer, error_column, observation)
+        scored_rows = with_outputs(rows, scorer, names)
+    result = _told(scored_rows, names, scorer, error_column, observation)
+    return result
 
 
-def _kept(dataframe: DataFrame, keep: Sequence[str] | None) -> list[str]:
+def _in_memory(kind: ModelKind, model: Any, device: str | None) -> Call:
+    """The model as in a task, from a file of its own: the user's is left as it is."""
+    with temporary_folder("model") as folder:
+        path = Path(folder) / "model"
+        kind.write(model, path, ())
+        return kind.load(path, device or local_device())
+
+
+def _beside(rows: Any, names: Sequence[str], outputs: Mapping[str, pa.ChunkedArray]) -> Any:
+    """The kept columns of a table, and the outputs behind them."""
+    if isinstance(rows, pa.Table):
+        return pa.table({**{name: rows[name] for name in names}, **outputs})
+    return rows[list(names)].assign(
+        **{name: column.to_pandas().to_numpy() for name, column in outputs.items()}
+    )
+
+
+def _kept(dataframe: Any, keep: Sequence[str] | None) -> list[str]:
     """The columns of a DataFrame that stay, in its order.
 
     Raises:
         DataError: there is no such column.
-        TypeError: ``keep`` is no list of names.
+        TypeError: ``keep`` is no list of names, or this is no DataFrame.
     """
-    names = [field.name for field in dataframe.schema]
+    if source_of(dataframe) is None:
+        raise TypeError(
+            f"predict takes a DataFrame of Spark or pandas, or an Arrow table, not {dataframe!r}"
+        )
+    is_pandas = not hasattr(dataframe, "schema")
+    names = list(dataframe.columns if is_pandas else (field.name for field in dataframe.schema))
     if keep is None:
         return names
     if isinstance(keep, str) or not all(isinstance(name, str) for name in keep):
@@ -219,12 +265,12 @@ def _check_errors(on_error: str, error_column: str | None, observation: object) 
 
 
 def _told(
-    scored: DataFrame,
+    scored: Any,
     names: Sequence[str],
     scorer: Scorer,
     error_column: str | None,
     observation: Observation | None,
-) -> DataFrame:
+) -> Any:
     """The scored rows with what the user wants to know of those that failed."""
     if scorer.on_error == "raise":
         return scored

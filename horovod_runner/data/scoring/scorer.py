@@ -4,20 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from horovod_runner.data.pack.columns import Array
 from horovod_runner.data.scoring.inputs import Inputs
-from horovod_runner.data.scoring.model_file import ModelFile, task_device
+from horovod_runner.data.scoring.model_file import task_device
 from horovod_runner.data.scoring.models.kind import Call
 from horovod_runner.data.scoring.outputs import Output, OutputType, named
 from horovod_runner.errors import DataError, PredictionError
 
 OnError: TypeAlias = Literal["raise", "null"]
 _MESSAGE_LENGTH = 500
+
+
+class Loadable(Protocol):
+    """A model in a file, or in memory."""
+
+    def load(self, device: str) -> Call:
+        """What computes the model's outputs, on "cpu" or "cuda:1"."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +42,7 @@ class Scorer:
     """
 
     inputs: Inputs
-    model: ModelFile
+    model: Loadable
     outputs: Sequence[Output]
     batch_size: int
     on_error: OnError = "raise"

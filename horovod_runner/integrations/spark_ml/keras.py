@@ -6,9 +6,10 @@ from typing import Any, Unpack
 
 from horovod_runner.data.scoring.models.keras import KerasKind, read_model
 from horovod_runner.integrations.spark_ml.estimator import HorovodEstimator
-from horovod_runner.integrations.spark_ml.model import TrainedModel, loss_name
+from horovod_runner.integrations.spark_ml.model import TrainedModel
 from horovod_runner.integrations.spark_ml.params import EstimatorOptions
 from horovod_runner.integrations.spark_ml.persistence import Saveable
+from horovod_runner.integrations.training.classes import loss_name
 from horovod_runner.integrations.training.keras import KerasTraining
 
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Unpack
 
-import numpy as np
 from pyspark.ml import Model
 
 from horovod_runner.common.spark_session import quoted
 from horovod_runner.data.feed.options import FeedOptions
 from horovod_runner.data.read import staging
-from horovod_runner.data.scoring.outputs import as_numpy
 from horovod_runner.data.scoring.predict import score
 from horovod_runner.errors import DataError
 from horovod_runner.integrations.spark_ml.params import (
@@ -22,6 +19,7 @@ from horovod_runner.integrations.spark_ml.params import (
     with_params,
 )
 from horovod_runner.integrations.spark_ml.persistence import Saveable
+from horovod_runner.integrations.training.classes import Classes, is_class_loss
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -174,57 +172,3 @@ class TrainedModel(Model, ColumnParams, Saveable):  # type: ignore[misc]
                 column = column.cast("double")
             columns.append(column.alias(name))
         return scored.select(*columns)
-
-
-def loss_name(loss: Any) -> str:
-    """The name of a loss; of the first of several. It says whether the loss takes logits."""
-    if isinstance(loss, list | tuple):
-        loss = loss[0]
-    if isinstance(loss, dict):
-        loss = next(iter(loss.values()))
-    if isinstance(loss, str):
-        return loss
-    name = str(getattr(loss, "__name__", type(loss).__name__))
-    config = loss.get_config() if hasattr(loss, "get_config") else {}
-    return f"{name} with logits" if config.get("from_logits") else name
-
-
-def is_class_loss(name: str) -> bool:
-    """Whether a loss, by its name, compares scores of classes with a class."""
-    plain = name.lower().replace("_", "")
-    return any(part in plain for part in ("crossentropy", "nllloss", "bcewithlogits", "bceloss"))
-
-
-@dataclass(frozen=True)
-class Classes:
-    """Turns the scores of classes into a class and probabilities; pickled with the model.
-
-    Attributes:
-        loss_name: says whether scores are logits, log-probabilities or probabilities.
-    """
-
-    loss_name: str
-
-    def __call__(self, result: Any) -> tuple[Any, Any]:
-        """The class of each row, shape (rows,), and its probabilities, shape (rows, classes)."""
-        values = result[0] if isinstance(result, tuple | list) else result
-        scores = np.asarray(as_numpy(values), np.float64)
-        if scores.ndim == 1 or scores.shape[1] == 1:  # one score: of the second of two classes
-            ones = scores.reshape(len(scores))
-            if "logits" in self.loss_name.lower():
-                ones = 1 / (1 + np.exp(-ones))
-            probabilities = np.stack([1 - ones, ones], axis=1)
-        elif self.loss_name in ("NLLLoss", "nll_loss"):
-            probabilities = np.exp(scores)
-        elif self._takes_probabilities:
-            probabilities = scores
-        else:
-            shifted = np.exp(scores - scores.max(axis=1, keepdims=True))
-            probabilities = shifted / shifted.sum(axis=1, keepdims=True)
-        return probabilities.argmax(axis=1).astype(np.float64), probabilities
-
-    @property
-    def _takes_probabilities(self) -> bool:
-        if self.loss_name in ("CrossEntropyLoss", "cross_entropy"):  # torch's take logits
-            return False
-        return "logits" not in self.loss_name.lower()

@@ -6,8 +6,9 @@ from typing import Any, Unpack
 
 from horovod_runner.data.scoring.models.torch import TorchKind, read_module
 from horovod_runner.integrations.spark_ml.estimator import HorovodEstimator
-from horovod_runner.integrations.spark_ml.model import TrainedModel, loss_name
+from horovod_runner.integrations.spark_ml.model import TrainedModel
 from horovod_runner.integrations.spark_ml.params import EstimatorOptions
+from horovod_runner.integrations.training.classes import loss_name
 from horovod_runner.integrations.training.torch import TorchTraining
 
 

@@ -62,7 +62,7 @@ class KerasTraining(Training):
         except Exception as error:  # whatever Keras or the user's layers raise
             raise ValueError(
                 f"model does not fit the columns: {type(error).__name__}: {error}, on a batch of "
-                f"{shapes}. Change feature_cols (or featuresCol) or dtypes, or the model"
+                f"{shapes}. Change {self.names.features} or dtypes, or the model"
             ) from error
         self.check_outputs(len(keras.tree.flatten(outputs)))
 

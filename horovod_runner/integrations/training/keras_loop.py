@@ -40,6 +40,8 @@ def train(training: KerasTraining, train: Shard, valid: Shard | None) -> Trained
     hvd.init()
     set_seed(training.random_seed + hvd.rank())  # ranks drop out different units
     network = training.read_model()
+    if training.syncs_batch_norm and hvd.size() > 1:
+        _synchronize_batch_norm(network)
     optimizer = keras.saving.deserialize_keras_object(training.optimizer)
     if training.learning_rate is not None:
         optimizer.learning_rate = training.learning_rate
@@ -49,6 +51,9 @@ def train(training: KerasTraining, train: Shard, valid: Shard | None) -> Trained
     arguments: dict[str, Any] = {"compression": training.compression_of(hvd)}
     if training.backward_passes_per_step > 1:
         arguments["backward_passes_per_step"] = training.backward_passes_per_step
+        arguments["average_aggregated_gradients"] = training.global_batch is not None
+    if training.clip_norm is not None:
+        optimizer.global_clipnorm = training.clip_norm
     network.compile(
         hvd.DistributedOptimizer(optimizer, **arguments),
         loss=training.loss,
@@ -73,6 +78,7 @@ def train(training: KerasTraining, train: Shard, valid: Shard | None) -> Trained
             hvd.callbacks.BroadcastGlobalVariablesCallback(0),
             hvd.callbacks.MetricAverageCallback(),
             *training.callbacks,
+            *_policies(training, optimizer, steps),
             hvd.callbacks.ReportCallback(save_every=int(training.saves)),
         ],
     )
@@ -80,6 +86,53 @@ def train(training: KerasTraining, train: Shard, valid: Shard | None) -> Trained
         return None
     values = {name: [float(value) for value in values] for name, values in history.history.items()}
     return Trained(network.get_weights(), values)
+
+
+def _policies(training: KerasTraining, optimizer: Any, steps: int) -> list[Any]:
+    """The callbacks that change the learning rate and end the training."""
+    import keras
+
+    import horovod_runner.integrations.keras as hvd
+
+    made: list[Any] = []
+    if training.schedule is not None:
+        factor, whole = training.schedule, training.epochs * steps
+        start = float(optimizer.learning_rate)
+
+        class Rates(keras.callbacks.Callback):  # type: ignore[misc]
+            """Sets the learning rate before each step."""
+
+            def __init__(self) -> None:
+                super().__init__()
+                self.epoch = 0
+
+            def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+                """As in Keras's Callback."""
+                self.epoch = epoch
+
+            def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+                """As in Keras's Callback."""
+                passes = training.backward_passes_per_step
+                done = self.epoch * steps + batch
+                optimizer.learning_rate = start * factor(done // passes, -(-whole // passes))
+
+        made.append(Rates())
+    if training.patience is not None:
+        name, mode = training.monitor
+        made.append(hvd.callbacks.EarlyStopping(name, patience=training.patience, mode=mode))
+    return made
+
+
+def _synchronize_batch_norm(network: Any) -> None:
+    """Let the batch normalization of a model have the statistics of all ranks, in place."""
+    import keras
+
+    from horovod_runner.integrations.keras.distributed.batch_norm import SyncBatchNormalization
+
+    for layer in network._flatten_layers():
+        if type(layer) is keras.layers.BatchNormalization:
+            layer.__class__ = SyncBatchNormalization
+            layer._reduction_name = ""
 
 
 def _batches(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 import horovod.torch as hvd
 
@@ -14,21 +15,33 @@ from horovod_runner.integrations.lightning import (
     framework,
     resume_from,
 )
+from horovod_runner.integrations.training import batch_norm
 from horovod_runner.integrations.training.lightning import LightningTraining
 from horovod_runner.integrations.training.torch_loop import weights_of
 from horovod_runner.integrations.training.training import Trained
+
+_PRECISIONS: Final = {"float32": "32-true", "bfloat16": "bf16-mixed", "float16": "16-mixed"}
 
 
 def train(training: LightningTraining, train: Shard, valid: Shard | None) -> Trained | None:
     """Train a Lightning module on this rank; see Training.train."""
     hvd.init()
     framework.seed_everything(training.random_seed + hvd.rank(), verbose=False)
-    columns = {"columns": list(dict.fromkeys(flat_names(training.columns.values())))}
-    batches = train.to_torch(**{**training.feed(is_training=True), **columns})
+    batches = _feed(training, train, is_training=True)
     checks = None
     if valid is not None:
-        checks = valid.to_torch(**{**training.feed(is_training=False), **columns})
+        checks = _feed(training, valid, is_training=False)
+        _log_means_over_ranks(training.model)
     record = _History()
+    callbacks: list[Any] = [record, ReportCallback(save_every=int(training.saves))]
+    if training.save_every is not None:
+        callbacks[1].save_steps = training.save_every
+    if training.patience is not None:
+        name, mode = training.monitor
+        stop = framework.callbacks.EarlyStopping
+        callbacks.append(stop(name, patience=training.patience, mode=mode))
+    if training.syncs_batch_norm and hvd.size() > 1:
+        callbacks.append(_CountedRows(batch_norm.synchronize(training.model), batches))
     trainer = framework.Trainer(
         **{
             "strategy": HorovodStrategy(),
@@ -36,22 +49,81 @@ def train(training: LightningTraining, train: Shard, valid: Shard | None) -> Tra
             "limit_train_batches": training.train_steps_per_epoch,
             "limit_val_batches": training.validation_steps_per_epoch,
             "accumulate_grad_batches": training.backward_passes_per_step,
+            "gradient_clip_val": training.clip_norm,
+            "precision": _PRECISIONS[training.precision],
             "logger": False,
             "enable_checkpointing": False,
             "enable_progress_bar": False,
             "enable_model_summary": False,
             **training.trainer_options,
-            "callbacks": [
-                *training.callbacks,
-                record,
-                ReportCallback(save_every=int(training.saves)),
-            ],
+            "callbacks": [*training.callbacks, *callbacks],
         }
     )
     trainer.fit(training.model, batches, checks, ckpt_path=resume_from())
     if hvd.rank():
         return None
     return Trained(weights_of(training.model), record.history)
+
+
+def _feed(training: LightningTraining, shard: Shard, *, is_training: bool) -> Any:
+    """Batches of (inputs, labels), or dicts by column where inputs and labels have no names."""
+    options = training.feed(is_training=is_training)
+    if shard.is_split_among_ranks and "global_batch" in options:
+        options["batch_size"] = max(1, options.pop("global_batch") // hvd.size())
+    if not training.pairs:
+        flat = dict.fromkeys(flat_names(training.columns.values()))
+        return shard.to_torch(**{**options, "columns": list(flat) or None})
+    if len(training.features) > 1 or len(training.labels) > 1:
+        options["transform"] = Pairs(training, options["transform"])
+    return shard.to_torch(**options)
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Makes (inputs, labels) of a batch: several inputs as a dict by name, labels as a list.
+
+    Attributes:
+        training: says which parts are inputs.
+        before: the user's transform, if there is one.
+    """
+
+    training: LightningTraining
+    before: Any
+
+    def __call__(self, batch: dict[str, Any]) -> Any:
+        """The pair of a batch."""
+        if self.before is not None:
+            batch = self.before(batch)
+        inputs, labels, _ = self.training.split_parts(list(batch.values()))
+        alone = next(iter(inputs.values())) if len(inputs) == 1 else inputs
+        return alone, labels[0] if len(labels) == 1 else labels
+
+
+def _log_means_over_ranks(module: Any) -> None:
+    """Let ``self.log`` average the metrics of an epoch over the ranks, also without sync_dist."""
+    plain = module.log
+
+    def log(name: str, value: Any, *args: Any, **options: Any) -> Any:
+        is_of_epoch = options.get("on_epoch")
+        if is_of_epoch or (is_of_epoch is None and not module.trainer.training):
+            options.setdefault("sync_dist", True)
+        return plain(name, value, *args, **options)
+
+    module.log = log
+
+
+class _CountedRows(framework.Callback):  # type: ignore[misc]
+    """Tells batch normalization whether a rank has rows in a batch."""
+
+    def __init__(self, rows: batch_norm.Rows, feed: Any) -> None:
+        self._rows = rows
+        self._feed = feed
+
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """As in Lightning's Callback."""
+        self._rows.count = self._feed.real_rows(batch_idx) > 0
 
 
 class _History(framework.Callback):  # type: ignore[misc]

@@ -29,10 +29,13 @@ class TorchTraining(Training):
         metrics: functions of (output, label), as a list or by name, or a Metric for each name.
         minibatch: trains with a batch in place of our own step: a function of (training, model,
             optimizer, batch, step) to the outputs and the loss; see torch_loop.py.
+        step: computes the loss in place of model and loss: a function of (model, inputs, labels)
+            to the mean loss, or to the loss and the outputs; see :func:`horovod_runner.fit`.
         returns_optimizer: whether the state of the optimizer comes back with the weights.
     """
 
     minibatch: Callable[..., Any] | None = None
+    step: Callable[..., Any] | None = None
     returns_optimizer: bool = False
 
     @cached_property
@@ -54,6 +57,7 @@ class TorchTraining(Training):
     def check(self, first: Mapping[str, Any]) -> None:
         """See Training, as for the methods below."""
         from horovod_runner.integrations.training.torch_loop import (
+            Batch,
             as_list,
             make_optimizer,
             total_loss,
@@ -67,14 +71,16 @@ class TorchTraining(Training):
         inputs, labels, weight = self.split_parts(tensors)
         shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in inputs.items())
         with torch.no_grad():
+            if self.step is not None:
+                self._check_step(model, Batch(inputs, labels, weight, len(labels[0]), 1, 1, False))
+                return
             try:
                 outputs = as_list(caller(model)(inputs))
             except Exception as error:  # whatever the user's module raises
                 raise ValueError(
                     f"model does not fit the columns: {type(error).__name__}: {error}, on a batch "
-                    f"of {shapes}. Change feature_cols (or featuresCol) or dtypes, or the model. "
-                    "A list inside feature_cols is one input of columns side by side: "
-                    "feature_cols=[['age', 'income']]"
+                    f"of {shapes}. Change {self.names.features} or dtypes, or the model. "
+                    "A list of names inside it is one input of columns side by side"
                 ) from error
             try:
                 total_loss(self, outputs, labels, weight)
@@ -86,9 +92,33 @@ class TorchTraining(Training):
                 returned = ", ".join(str(tuple(output.shape)) for output in outputs)
                 raise ValueError(
                     f"loss does not fit the outputs {returned} and the labels {given}: "
-                    f"{type(error).__name__}: {str(error).rstrip('.')}. Change loss, label_cols "
-                    "(or labelCol) or the model; for classes the model needs an output for each"
+                    f"{type(error).__name__}: {str(error).rstrip('.')}. Change loss, "
+                    f"{self.names.labels} or the model; for classes the model needs an output "
+                    "for each"
                 ) from error
+
+    def _check_step(self, model: torch.nn.Module, batch: Any) -> None:
+        """Try the user's step.
+
+        Raises:
+            TypeError: it returns something else than a loss.
+            ValueError: it fails.
+        """
+        assert self.step is not None  # noqa: S101 - it is what is checked
+        try:
+            result = self.step(model, *batch.for_user())
+        except Exception as error:  # whatever the user's function raises
+            shapes = [f"{n} {tuple(v.shape)}" for n, v in batch.inputs.items()]
+            raise ValueError(
+                f"step fails on the first rows: {type(error).__name__}: {error}. It is called with "
+                f"the model, the inputs ({', '.join(shapes)}) and the labels"
+            ) from error
+        loss = result[0] if isinstance(result, tuple) else result
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            raise TypeError(
+                "step must return the mean loss as a tensor with one number, or a tuple of the "
+                f"loss and the outputs, not {type(result).__name__}"
+            )
 
     def train(self, train: Shard, valid: Shard | None) -> Trained | None:
         """Run the loop of torch_loop.py."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -16,10 +16,14 @@ import torch
 from horovod_runner.data.feed.feed import Feed
 from horovod_runner.data.scoring.models.torch import caller
 from horovod_runner.data.shard import Shard
+from horovod_runner.integrations.loops.prepare import prepare
+from horovod_runner.integrations.training import batch_norm
 from horovod_runner.integrations.training.torch import TorchTraining
-from horovod_runner.integrations.training.training import Trained
+from horovod_runner.integrations.training.training import Trained, Training
 from horovod_runner.worker.api import check_weights, load_checkpoint, report, save_checkpoint
 
+_ROWS = "rows of all ranks"
+_REPORTED = 10  # steps from one report to the next
 _CLASS_LOSSES = ("CrossEntropyLoss", "NLLLoss", "MultiMarginLoss", "cross_entropy", "nll_loss")
 
 
@@ -31,67 +35,403 @@ class Batch:
         inputs: the model's inputs, by name.
         labels: one tensor for each label.
         weight: the rows' weights; None without a column of weights.
-        share: this rank's real rows times the number of ranks, over the real rows of all ranks:
-            with it the average over the ranks is the mean over all rows.
+        rows: this rank's rows, without padding.
+        share: the rows times the number of ranks, over the rows of all ranks in the whole step:
+            with it the average over the ranks is the mean over all rows of the step.
+        step_rows: the rows of all ranks in the whole step.
+        ends_step: whether the optimizer steps after it.
     """
 
     inputs: dict[str, Any]
     labels: list[torch.Tensor]
     weight: torch.Tensor | None
+    rows: int
     share: float
+    step_rows: float
+    ends_step: bool
+
+    def for_user(self) -> tuple[Any, Any]:
+        """Inputs and labels as a user's step takes them: alone, or by name and as a list."""
+        inputs: Any = self.inputs
+        if len(inputs) == 1:
+            (inputs,) = inputs.values()
+        return inputs, self.labels[0] if len(self.labels) == 1 else self.labels
 
 
 def train(training: TorchTraining, train: Shard, valid: Shard | None) -> Trained | None:
     """Train a module on this rank; see Training.train."""
     model = training.model
     hvd.init()
-    device = torch.device("cuda", torch.cuda.current_device()) if _has_gpu() else "cpu"
-    if _has_gpu():
-        torch.cuda.manual_seed(training.random_seed)
     torch.manual_seed(training.random_seed + hvd.rank())  # ranks drop out different units
-    model.to(device)
     made = make_optimizer(model, training.optimizer, training.learning_rate)
     if training.scales_learning_rate:
         _scale(made.param_groups, hvd.size())
-    distributed = _distributed(model, made, training)
-    history: dict[str, list[float]] = {}
-    done = _resume(training, model, distributed, history)
-    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    hvd.broadcast_optimizer_state(distributed, root_rank=0)
-    batches = train.to_torch(**training.feed(is_training=True))
-    checks, val_steps = None, training.validation_steps_per_epoch
-    if valid is not None:
-        checks = valid.to_torch(**training.feed(is_training=False))
-    wanted = training.train_steps_per_epoch
-    steps = len(batches) if wanted is None else min(wanted, len(batches))
-    batches.skip(done * len(batches))
-    for epoch in range(done, training.epochs):
-        model.train()
-        sums = _epoch(
-            training,
-            model,
-            distributed,
-            islice(_batches(training, batches), steps),
-            epoch=epoch,
-            steps=steps,
-        )
-        numbers = _means(sums)
+    model, optimizer = prepare(
+        model,
+        made,
+        compression=training.compression_of(hvd),
+        backward_passes_per_step=training.backward_passes_per_step,
+    )
+    batches = _feed(training, train, is_training=True)
+    checks = None if valid is None else _feed(training, valid, is_training=False)
+    loop = _Loop(training, model, optimizer, batches)
+    loop.resume()
+    while loop.epoch < training.epochs and not loop.is_over:
+        loop.train_epoch()
         if checks is not None:
-            model.eval()
-            with torch.no_grad():
-                sums = _measure(training, model, islice(_batches(training, checks), val_steps))
-            numbers.update({f"val_{name}": value for name, value in _means(sums).items()})
-        for name, value in numbers.items():
-            history.setdefault(name, []).append(value)
-        _end_epoch(training, model, distributed, history, numbers, epoch=epoch, steps=steps)
+            loop.validate(checks)
+        loop.end_epoch()
     if hvd.rank():
         return None
     state = None
     if training.returns_optimizer:
-        state = distributed.state_dict()
+        state = loop.optimizer.state_dict()
         if training.scales_learning_rate:
             _scale(state["param_groups"], 1 / hvd.size())
-    return Trained(weights_of(model), history, state)
+    return Trained(weights_of(model), loop.history, state)
+
+
+def _feed(training: TorchTraining, shard: Shard, *, is_training: bool) -> Feed[Any]:
+    options = training.feed(is_training=is_training)
+    if shard.is_split_among_ranks and "global_batch" in options:
+        options["batch_size"] = max(1, options.pop("global_batch") // hvd.size())
+    feed: Feed[Any] = shard.to_torch(**options)
+    return feed
+
+
+class _Loop:
+    """The state of a training on this rank, between its batches.
+
+    Args:
+        training: what, and how.
+        model: on its device.
+        optimizer: averages gradients over the ranks.
+        batches: to train with.
+
+    Attributes:
+        history: the metrics of the epochs that are done, by name.
+        epoch: how many epochs are done.
+        is_over: whether the metrics have stopped improving.
+    """
+
+    def __init__(
+        self, training: TorchTraining, model: torch.nn.Module, optimizer: Any, batches: Feed[Any]
+    ) -> None:
+        self.training, self.model, self.optimizer = training, model, optimizer
+        self.history: dict[str, list[float]] = {}
+        self.epoch = 0
+        self.is_over = False
+        self._batches = batches
+        self._call = caller(model)
+        self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        self._passes = training.backward_passes_per_step
+        self._count = min(training.train_steps_per_epoch or len(batches), len(batches))
+        self._steps = -(-self._count // self._passes)  # of the optimizer, in an epoch
+        self._step = 0  # of the epoch, done
+        self._rates = [group["lr"] for group in optimizer.param_groups]
+        self._numbers: dict[str, float] = {}  # the metrics of the epoch
+        self._sums = self._no_sums()  # of the epoch's metrics, over rows
+        self._is_sum = getattr(training.loss, "reduction", "mean") == "sum"
+        self._known_shares: dict[Feed[Any], tuple[list[int], list[float], list[float]]] = {}
+        self._scaler = None
+        if training.precision == "float16" and self._device.type == "cuda":
+            self._scaler = torch.amp.GradScaler("cuda")
+        self._rows = batch_norm.Rows()
+        if training.syncs_batch_norm and hvd.size() > 1:
+            self._rows = batch_norm.synchronize(model)
+
+    def train_epoch(self) -> None:
+        """Train with the rest of the epoch's batches."""
+        training = self.training
+        self.model.train()
+        if not self._step:
+            self._sums = self._no_sums()
+        first = self._step * self._passes
+        batches = islice(self._parts(self._batches, first), self._count - first)
+        for number, batch in enumerate(batches, first):
+            share: Any = batch.share
+            if training.minibatch is not None:
+                outputs, loss = training.minibatch(
+                    training, self.model, self.optimizer, batch, number
+                )
+            else:
+                outputs, loss, share = self._learn(batch)
+            self._add(outputs, batch, loss, share)
+            if batch.ends_step:
+                self._end_step(loss)
+        self._numbers = self._sums.means()
+
+    def _learn(self, batch: Batch) -> tuple[list[torch.Tensor], torch.Tensor, Any]:
+        """Forward, backward and, at the end of a step, the optimizer's step.
+
+        Returns:
+            The outputs, the loss over this rank's rows, and the share of the loss.
+        """
+        training, optimizer = self.training, self.optimizer
+        outputs, loss = self._forward(batch)
+        share = self._share_of(batch)
+        weighted = loss if isinstance(share, float) and share == 1 else loss * share
+        if self._scaler is not None:
+            weighted = self._scaler.scale(weighted)
+        weighted.backward()
+        if batch.ends_step:
+            self._set_rates()
+            if self._scaler is not None:
+                self._scaler.unscale_(optimizer)
+            if training.clip_norm is not None:
+                torch.nn.utils.clip_grad_norm_(self.model.parameters(), training.clip_norm)
+            if self._scaler is None:
+                optimizer.step()
+            else:
+                self._scaler.step(optimizer)
+                self._scaler.update()
+            optimizer.zero_grad()
+        return outputs, loss, share
+
+    def _forward(self, batch: Batch) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """The outputs, and the mean loss over this rank's rows."""
+        training = self.training
+        self._rows.count = batch.rows > 0
+        if training.precision == "float32":
+            return self._plain_forward(batch)
+        with torch.autocast(self._device.type, getattr(torch, training.precision)):
+            return self._plain_forward(batch)
+
+    def _plain_forward(self, batch: Batch) -> tuple[list[torch.Tensor], torch.Tensor]:
+        training = self.training
+        if training.step is None:
+            outputs = as_list(self._call(batch.inputs))
+            return outputs, total_loss(training, outputs, batch.labels, batch.weight)
+        result = training.step(self.model, *batch.for_user())
+        if isinstance(result, tuple):
+            return as_list(result[1]), result[0]
+        return [], result
+
+    def _set_rates(self) -> None:
+        schedule = self.training.schedule
+        if schedule is not None:
+            steps = self.training.epochs * self._steps
+            factor = schedule(self.epoch * self._steps + self._step, steps)
+            for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
+                group["lr"] = rate * factor
+
+    def _end_step(self, loss: torch.Tensor) -> None:
+        training = self.training
+        self._step += 1
+        done = self.epoch * self._steps + self._step
+        if training.verbose and self._step % _REPORTED == 0:
+            report(
+                step=done,
+                epoch=self.epoch + 1,
+                total_steps=training.epochs * self._steps,
+                loss=loss.detach(),
+            )
+        for callback in training.callbacks:
+            if hasattr(callback, "on_step_end"):
+                callback.on_step_end(done, loss)
+        is_due = training.save_every is not None and done % training.save_every == 0
+        if is_due and self._step < self._steps:
+            self._save(done, {"epoch": self.epoch})
+
+    def validate(self, feed: Feed[Any]) -> None:
+        """Compute loss and metrics of the rows to validate with."""
+        self.model.eval()
+        train_sums, self._sums = self._sums, self._no_sums()
+        batches = islice(self._parts(feed), self.training.validation_steps_per_epoch)
+        with torch.no_grad():
+            for batch in batches:
+                outputs, loss = self._forward(batch)
+                self._add(outputs, batch, loss, self._share_of(batch))
+        means = self._sums.means()
+        self._numbers.update({f"val_{name}": value for name, value in means.items()})
+        self._sums = train_sums
+
+    def end_epoch(self) -> None:
+        """Note the epoch's metrics, save a checkpoint, and decide whether to go on."""
+        training, numbers = self.training, self._numbers
+        for name, value in numbers.items():
+            self.history.setdefault(name, []).append(value)
+        self.epoch, self._step = self.epoch + 1, 0
+        done = self.epoch * self._steps
+        check_weights(self.model, self.epoch)
+        report(step=done, epoch=self.epoch, total_steps=training.epochs * self._steps, **numbers)
+        self.is_over = stops(training, self.history)
+        if training.saves:
+            self._save(done, {**numbers, "epoch": self.epoch})
+        for callback in training.callbacks:
+            callback.on_epoch_end(self.epoch - 1, dict(numbers))
+
+    def _save(self, done: int, numbers: dict[str, float]) -> None:
+        state = {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "history": self.history,
+            "epoch": self.epoch,
+            "step": self._step,
+            # Of all ranks: another number of ranks may go on with them.
+            "sums": self._sums.totals() if self._step else {},
+            "feed": self._batches.state_dict(),
+            "scaler": {} if self._scaler is None else self._scaler.state_dict(),
+            "ranks": hvd.size(),
+        }
+        save_checkpoint(state, done, numbers)
+
+    def resume(self) -> None:
+        """Continue from the checkpoint that the run resumes from, if there is one."""
+        loaded = load_checkpoint()
+        if loaded is None:
+            return
+        state = loaded.state
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.training.scales_learning_rate:  # it may come from another number of ranks
+            _scale(self.optimizer.param_groups, hvd.size() / state["ranks"])
+        self.history.update(state["history"])
+        self.epoch, self._step = int(state["epoch"]), int(state["step"])
+        if self._scaler is not None and state["scaler"]:
+            self._scaler.load_state_dict(state["scaler"])
+        if hvd.rank() == 0:
+            self._sums.continue_with(state["sums"])
+        if self.training.global_batch is not None:
+            self._batches.load_state_dict(state["feed"])
+        else:
+            self._batches.skip(self.epoch * len(self._batches))
+        self.is_over = stops(self.training, self.history)
+
+    def _parts(self, feed: Feed[Any], first: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch from one of them on, without rows that are padding."""
+        rows, shares, of_step = self._shares(feed)
+        # Not the feed's own iterator, which would weight backward() a second time.
+        for number, parts in enumerate(Feed.__iter__(feed), first):
+            # A rank without rows takes part with a row that counts nothing.
+            kept = max(1, rows[number])
+            if len(parts[0]) != kept:
+                parts = [part[:kept] for part in parts]  # noqa: PLW2901
+            ends_step = (number + 1) % self._passes == 0 or number + 1 == self._count
+            inputs, labels, weight = self.training.split_parts(parts)
+            own = rows[number], shares[number], of_step[number]
+            yield Batch(inputs, labels, weight, *own, ends_step)
+
+    def _shares(self, feed: Feed[Any]) -> tuple[list[int], list[float], list[float]]:
+        """For each batch of an epoch: its real rows, their share, and the rows of its step."""
+        if feed not in self._known_shares:
+            rows = [feed.real_rows(number) for number in range(len(feed))]
+            of_all = torch.tensor(rows, dtype=torch.float64)
+            if hvd.size() > 1:
+                of_all = hvd.allreduce(of_all, op=hvd.Sum, name="horovod_runner.training.rows")
+            # The estimators add up the means of a step's passes, as Horovod's do.
+            is_whole = self.training.global_batch and feed is self._batches
+            passes = self._passes if is_whole else 1
+            step = torch.arange(len(rows)) // passes
+            of_step = torch.zeros(len(rows), dtype=torch.float64).index_add_(0, step, of_all)
+            shares = torch.tensor(rows) * hvd.size() / of_step[step]
+            self._known_shares[feed] = rows, shares.tolist(), of_step[step].tolist()
+        return self._known_shares[feed]
+
+    def _share_of(self, batch: Batch) -> Any:
+        """The factor of a batch's loss, with which the average over the ranks is that of the step.
+
+        It is the share of the rows, unless the loss is a sum, or a mean over something else.
+        """
+        loss = self.training.loss
+        if not self.training.global_batch or hvd.size() == 1 or len(batch.labels) > 1:
+            return batch.share
+        if self._is_sum:
+            return float(hvd.size()) if batch.rows else 0.0
+        if not divides_by_more_than_rows(loss, batch.labels[0]):
+            return batch.share
+        own = divisor_of(loss, batch.labels[0]) * (batch.rows > 0)
+        everywhere = hvd.allreduce(own, op=hvd.Sum, name="horovod_runner.training.divisors")
+        return own * hvd.size() / everywhere * (batch.share > 0)
+
+    def _add(
+        self, outputs: Sequence[torch.Tensor], batch: Batch, loss: torch.Tensor, share: Any
+    ) -> None:
+        """Add a batch's metrics to the sums over rows, without waiting for a GPU."""
+        if not batch.rows:
+            return
+        named = self.training.named_metrics
+        if named and not outputs:
+            raise ValueError(
+                "metrics are functions of outputs and labels, and step returned a loss only: let "
+                "it return the loss and the outputs, or leave metrics out"
+            )
+        for name, metric in named.items():
+            output, label = outputs[metric.label], batch.labels[metric.label]
+            label = fitted_label(self.training.loss_of(metric.label), output, label)
+            with torch.no_grad():
+                self._sums.add(name, metric.function(output, label), batch.rows)
+        # The part of the step's loss that is this rank's, times the rows of the step.
+        part, rows = loss.detach(), batch.step_rows / hvd.size()
+        if isinstance(share, float):
+            self._sums.add("loss", part, rows * share)
+        else:
+            self._sums.add("loss", part * share, rows)
+        self._sums.rows += batch.rows
+
+    def _no_sums(self) -> _Sums:
+        return _Sums(("loss", *self.training.named_metrics), self._device)
+
+
+class _Sums:
+    """Sums of metrics over this rank's rows, on its device.
+
+    Attributes:
+        rows: how many rows they are of.
+    """
+
+    def __init__(self, names: Iterable[str], device: torch.device) -> None:
+        self.rows = 0.0
+        self._sums = {n: torch.zeros((), dtype=torch.float64, device=device) for n in names}
+
+    def add(self, name: str, value: Any, rows: float) -> None:
+        """Add a mean over rows, without waiting for a GPU."""
+        if isinstance(value, torch.Tensor):
+            value = value if value.dim() == 0 else value.reshape(())
+        else:
+            value = float(value)
+        self._sums[name].add_(value, alpha=rows)
+
+    def totals(self) -> dict[str, float]:
+        """The sums of all ranks, and the number of their rows, by name."""
+        rows = torch.tensor(self.rows, dtype=torch.float64)
+        here = torch.stack([rows, *(total.cpu() for total in self._sums.values())])
+        if hvd.size() > 1:
+            here = hvd.allreduce(here, op=hvd.Sum, name="horovod_runner.training.metrics")
+        return dict(zip((_ROWS, *self._sums), here.tolist(), strict=True))
+
+    def means(self) -> dict[str, float]:
+        """The means over the rows of all ranks."""
+        totals = self.totals()
+        rows = totals.pop(_ROWS)
+        return {name: total / rows for name, total in totals.items()}
+
+    def continue_with(self, totals: Mapping[str, float]) -> None:
+        """Add sums of an earlier run; on one rank only, for they are those of all."""
+        for name, total in totals.items():
+            if name == _ROWS:
+                self.rows += total
+            else:
+                self._sums[name] += total
+
+
+def stops(training: Training, history: Mapping[str, Sequence[float]]) -> bool:
+    """Whether the metric to watch has not improved for ``patience`` epochs.
+
+    Raises:
+        ValueError: there is no such metric.
+    """
+    name, mode = training.monitor
+    if training.patience is None or not history:
+        return False
+    if name not in history:
+        raise ValueError(
+            f"monitor={name!r}, and the metrics of an epoch are {', '.join(history)}: choose one "
+            "of them"
+        )
+    values = list(history[name])
+    best = values.index(min(values) if mode == "min" else max(values))
+    return len(values) - 1 - best >= training.patience
 
 
 def _scale(groups: Sequence[dict[str, Any]], factor: float) -> None:
@@ -105,10 +445,6 @@ def weights_of(model: torch.nn.Module) -> bytes:
     saved = io.BytesIO()
     torch.save(model.cpu().state_dict(), saved)
     return saved.getvalue()
-
-
-def _has_gpu() -> bool:
-    return bool(torch.cuda.is_available())
 
 
 def make_optimizer(model: torch.nn.Module, optimizer: Any, learning_rate: float | None) -> Any:
@@ -143,147 +479,6 @@ def make_optimizer(model: torch.nn.Module, optimizer: Any, learning_rate: float 
     return made
 
 
-def _distributed(model: torch.nn.Module, optimizer: Any, training: TorchTraining) -> Any:
-    distributed = hvd.DistributedOptimizer(
-        optimizer,
-        named_parameters=model.named_parameters(),
-        compression=training.compression_of(hvd),
-        backward_passes_per_step=training.backward_passes_per_step,
-    )
-    # Horovod makes a new optimizer of the groups alone: momentum that there is would be lost.
-    distributed.load_state_dict(optimizer.state_dict())
-    return distributed
-
-
-def _resume(
-    training: TorchTraining, model: torch.nn.Module, optimizer: Any, history: dict[str, list[float]]
-) -> int:
-    """Load the checkpoint to resume from; returns the number of epochs that are done."""
-    loaded = load_checkpoint()
-    if loaded is None:
-        return 0
-    model.load_state_dict(loaded.state["model"])
-    optimizer.load_state_dict(loaded.state["optimizer"])
-    if training.scales_learning_rate:  # the checkpoint may come from another number of ranks
-        _scale(optimizer.param_groups, hvd.size() / loaded.state["ranks"])
-    history.update(loaded.state["history"])
-    return int(loaded.state["epoch"])
-
-
-def _batches(training: TorchTraining, feed: Feed[Any]) -> Iterator[Batch]:
-    """The batches of the next epoch, without rows that only pad the last ones."""
-    real = torch.tensor([feed.real_rows(step) for step in range(len(feed))], dtype=torch.float64)
-    if hvd.size() > 1:
-        real = hvd.allreduce(real, op=hvd.Sum, name="horovod_runner.integrations.spark_ml.rows")
-    for step, parts in enumerate(feed):
-        rows = feed.real_rows(step)
-        share = rows * hvd.size() / float(real[step])
-        # A rank without rows takes part with a row that counts nothing.
-        inputs, labels, weight = training.split_parts([part[: max(1, rows)] for part in parts])
-        yield Batch(inputs, labels, weight, share)
-
-
-def _epoch(
-    training: TorchTraining,
-    model: torch.nn.Module,
-    optimizer: Any,
-    batches: Iterator[Batch],
-    *,
-    epoch: int,
-    steps: int,
-) -> dict[str, torch.Tensor]:
-    """Train with some batches; returns the sums of the metrics over rows."""
-    call = caller(model)
-    sums: dict[str, torch.Tensor] = {}
-    for step, batch in enumerate(batches):
-        if training.minibatch is not None:
-            outputs, loss = training.minibatch(training, model, optimizer, batch, step)
-        else:
-            if step % training.backward_passes_per_step == 0:
-                optimizer.zero_grad()
-            outputs = as_list(call(batch.inputs))
-            loss = total_loss(training, outputs, batch.labels, batch.weight)
-            (loss * batch.share).backward()
-            if (step + 1) % training.backward_passes_per_step == 0 or step + 1 == steps:
-                optimizer.step()
-        _add(sums, training, outputs, batch, loss)
-        if training.verbose and step % 10 == 9:
-            done = epoch * steps + step + 1
-            report(
-                step=done, epoch=epoch + 1, total_steps=training.epochs * steps, loss=loss.detach()
-            )
-    return sums
-
-
-def _measure(
-    training: TorchTraining, model: torch.nn.Module, batches: Iterator[Batch]
-) -> dict[str, torch.Tensor]:
-    """Compute loss and metrics of some batches; returns their sums over rows."""
-    call = caller(model)
-    sums: dict[str, torch.Tensor] = {}
-    for batch in batches:
-        outputs = as_list(call(batch.inputs))
-        loss = total_loss(training, outputs, batch.labels, batch.weight)
-        _add(sums, training, outputs, batch, loss)
-    return sums
-
-
-def _add(
-    sums: dict[str, torch.Tensor],
-    training: TorchTraining,
-    outputs: Sequence[torch.Tensor],
-    batch: Batch,
-    loss: torch.Tensor,
-) -> None:
-    rows = len(batch.labels[0]) if batch.share else 0
-    values: dict[str, Any] = {"loss": loss.detach()}
-    with torch.no_grad():
-        for name, metric in training.named_metrics.items():
-            output = outputs[metric.label]
-            label = fitted_label(training.loss_of(metric.label), output, batch.labels[metric.label])
-            values[name] = metric.function(output, label)
-    for name, value in {**values, "": 1.0}.items():
-        added = torch.as_tensor(value).detach().double().cpu() * rows
-        sums[name] = sums[name] + added if name in sums else added
-
-
-def _means(sums: dict[str, torch.Tensor]) -> dict[str, float]:
-    """The means over the rows of all ranks."""
-    names = sorted(sums)
-    totals = torch.stack([sums[name] for name in names])
-    if hvd.size() > 1:
-        totals = hvd.allreduce(totals, op=hvd.Sum, name="horovod_runner.ml.metrics")
-    by_name = dict(zip(names, totals.tolist(), strict=True))
-    rows = by_name.pop("")
-    return {name: total / rows for name, total in by_name.items()}
-
-
-def _end_epoch(
-    training: TorchTraining,
-    model: torch.nn.Module,
-    optimizer: Any,
-    history: dict[str, list[float]],
-    numbers: dict[str, float],
-    *,
-    epoch: int,
-    steps: int,
-) -> None:
-    check_weights(model, epoch + 1)
-    done = (epoch + 1) * steps
-    report(step=done, epoch=epoch + 1, total_steps=training.epochs * steps, **numbers)
-    if training.saves:
-        state = {
-            "model": model.state_dict(),
-            "optimizer": optimizer.state_dict(),
-            "history": history,
-            "epoch": epoch + 1,
-            "ranks": hvd.size(),
-        }
-        save_checkpoint(state, done, {**numbers, "epoch": epoch + 1})
-    for callback in training.callbacks:
-        callback.on_epoch_end(epoch, dict(numbers))
-
-
 def as_list(outputs: Any) -> list[torch.Tensor]:
     """The outputs of a model, which may be a tensor, a tuple or a dict of tensors."""
     if isinstance(outputs, torch.Tensor):
@@ -304,11 +499,13 @@ def total_loss(
     """
     training.check_outputs(len(outputs))
     scales = training.loss_weights or [1.0] * len(outputs)
-    parts = []
+    total: Any = 0.0
     for number, (scale, output, label) in enumerate(zip(scales, outputs, labels, strict=True)):
         loss = training.loss_of(number)
-        parts.append(scale * _loss(loss, output, fitted_label(loss, output, label), weight))
-    return torch.stack(parts).sum()
+        part = _loss(loss, output, fitted_label(loss, output, label), weight)
+        total = total + scale * part if len(outputs) > 1 or scale != 1 else part
+    value: torch.Tensor = total
+    return value
 
 
 def _loss(
@@ -341,6 +538,24 @@ def unreduced(loss: Callable[..., Any]) -> Callable[..., Any]:
         f"sample_weight_col requires a loss with a parameter reduction, as those of torch have, "
         f"not {loss!r}"
     )
+
+
+def divides_by_more_than_rows(loss: Callable[..., Any], label: torch.Tensor) -> bool:
+    """Whether the mean of a loss is over the weights of classes, or over labels that count."""
+    if not isinstance(loss, torch.nn.CrossEntropyLoss | torch.nn.NLLLoss):
+        return False
+    return loss.weight is not None or loss.ignore_index >= 0 or label.ndim > 1
+
+
+def divisor_of(loss: Any, label: torch.Tensor) -> torch.Tensor:
+    """What such a loss divides the sum over its labels by."""
+    if label.is_floating_point() and label.ndim > 1:  # probabilities of classes
+        return torch.tensor(float(len(label)), device=label.device)
+    label = label.long()
+    counts = label != loss.ignore_index
+    if loss.weight is None:
+        return counts.sum().float()
+    return (loss.weight.to(label.device)[label.clamp(min=0)] * counts).sum()
 
 
 def fitted_label(

@@ -5,13 +5,31 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
 
 from horovod_runner.data.feed.fields import flat_names
 from horovod_runner.data.feed.options import Framework
 
 if TYPE_CHECKING:
     from horovod_runner.data.shard import Shard
+
+
+Precision: TypeAlias = Literal["float32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True)
+class Names:
+    """What a caller calls the arguments that errors name; by default as the estimators do.
+
+    Attributes:
+        features: the columns of the model's inputs.
+        labels: the columns of the labels.
+        weight: the column of the rows' weights.
+    """
+
+    features: str = "feature_cols (or featuresCol)"
+    labels: str = "label_cols (or labelCol)"
+    weight: str = "sample_weight_col (or weightCol)"
 
 
 @dataclass(frozen=True)
@@ -55,8 +73,19 @@ class Training(ABC):
         labels: the label columns.
         weight: the column of the rows' weights; None without one.
         options: of the feeds: images, dtypes, pad_ragged, transform.
+        global_batch: rows of a step over all ranks, in place of batch_size; a step has
+            backward_passes_per_step passes over equal parts of them.
         saves: whether each epoch ends with a checkpoint.
+        save_every: steps after which there is one, too; None for none.
         scales_learning_rate: whether the learning rate is multiplied by the number of ranks.
+        validation: divides the rows, if there are none to validate with: see ``Shard.split``.
+        schedule: the factor of the learning rate: a function of (steps done, all steps).
+        clip_norm: the largest norm of all gradients together.
+        precision: of the numbers that the model computes with; see :func:`horovod_runner.fit`.
+        patience: epochs without a better ``monitor`` after which all ranks stop; None: never.
+        monitor: the metric that says which epoch is better, and "min" or "max".
+        syncs_batch_norm: whether batch normalization has the statistics of all ranks' rows.
+        names: what errors call the arguments.
 
     Raises:
         ValueError: batch_size, epochs or backward_passes_per_step is below 1.
@@ -87,8 +116,18 @@ class Training(ABC):
     gradient_compression: Any = None
     backward_passes_per_step: int = 1
     verbose: int = 1
+    global_batch: int | None = None
     saves: bool = False
+    save_every: int | None = None
     scales_learning_rate: bool = False
+    validation: float | str | None = None
+    schedule: Callable[[int, int], float] | None = None
+    clip_norm: float | None = None
+    precision: Precision = "float32"
+    patience: int | None = None
+    monitor: tuple[str, Literal["min", "max"]] = ("loss", "min")
+    syncs_batch_norm: bool = False
+    names: Names = Names()
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "epochs", "backward_passes_per_step"):
@@ -121,8 +160,8 @@ class Training(ABC):
         """
         if count != len(self.labels):
             raise ValueError(
-                f"the model returns {count} outputs for {len(self.labels)} labels: label_cols must "
-                "name one label for each output"
+                f"the model returns {count} outputs for {len(self.labels)} labels: "
+                f"{self.names.labels} must name one label for each output"
             )
 
     def compression_of(self, horovod: Any) -> Any:
@@ -134,9 +173,14 @@ class Training(ABC):
 
     def feed(self, *, is_training: bool) -> dict[str, Any]:
         """Arguments of ``Shard.to_torch`` and ``Shard.to_tf``."""
-        batch_size = self.batch_size if is_training else self.val_batch_size or self.batch_size
+        if self.global_batch is not None:
+            rows = {"global_batch": self.global_batch // self.backward_passes_per_step}
+        elif is_training:
+            rows = {"batch_size": self.batch_size}
+        else:
+            rows = {"batch_size": self.val_batch_size or self.batch_size}
         return {
-            "batch_size": batch_size,
+            **rows,
             "columns": self.columns,
             "shuffle": is_training and self.shuffle,
             "seed": self.random_seed,
@@ -179,4 +223,6 @@ def train(*, training: Training, train: Shard, valid: Shard | None = None) -> Tr
     Returns:
         What was trained, on rank 0; None on other ranks.
     """
+    if training.validation is not None:
+        train, valid = train.split(training.validation, seed=training.random_seed)
     return training.train(train, valid)

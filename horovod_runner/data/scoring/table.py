@@ -1,0 +1,91 @@
+"""Scores a table that is in this process's memory: pandas' or Arrow's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+
+from horovod_runner.data.feed.options import FeedOptions
+from horovod_runner.data.pack.nested import column_at
+from horovod_runner.data.scoring.inputs import Inputs
+from horovod_runner.data.scoring.models.kind import Call
+from horovod_runner.data.scoring.outputs import Output, OutputType, named
+from horovod_runner.data.scoring.scorer import OnError, Scorer, compute
+from horovod_runner.errors import DataError
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model that is in memory already, in the place of a file of it."""
+
+    call: Call
+
+    def load(self, device: str) -> Call:
+        """See ModelFile."""
+        return self.call
+
+
+def score_table(
+    table: pa.Table,
+    call: Call,
+    options: FeedOptions,
+    outputs: tuple[Output, ...],
+    *,
+    fill_null: Any = None,
+    ragged: Any = (),
+    on_error: OnError = "raise",
+) -> list[pa.ChunkedArray]:
+    """The outputs of a model for all rows, as columns; with on_error="null" also the errors.
+
+    Args:
+        table: the rows.
+        call: the model, with what follows it.
+        options: of the inputs; ``batch_size`` is the most rows that the model gets at a time.
+        outputs: the columns that are wanted; types that are missing come from the first rows.
+        fill_null: as in :func:`horovod_runner.predict`, like the arguments below.
+        ragged: see there.
+        on_error: see there.
+
+    Raises:
+        DataError: there are no rows, or a column cannot become a tensor.
+        PredictionError: the model fails.
+    """
+    inputs = Inputs.of(table.schema, options, fill_null, ragged)
+    batches = [_columns_of(each, inputs) for each in table.combine_chunks().to_batches()]
+    if not batches:
+        raise DataError("the table has no rows to score")
+    assert options.batch_size is not None  # noqa: S101 - predict has a default
+    inputs = inputs.settle(batches[0])
+    if any(output.type is None for output in outputs):
+        outputs = _typed(batches[0], inputs, call, outputs)
+    scorer = Scorer(inputs, Loaded(call), outputs, options.batch_size, on_error)
+    columns = list(zip(*scorer.columns(iter(batches)), strict=True))
+    return [pa.chunked_array(list(column)) for column in columns]
+
+
+def _columns_of(batch: pa.RecordBatch, inputs: Inputs) -> pa.RecordBatch:
+    """The columns that are read; a part of a struct or a map becomes a column."""
+    arrays = [column_at(batch, name) for name in inputs.names]
+    return pa.RecordBatch.from_arrays(arrays, inputs.names)
+
+
+def _typed(
+    batch: pa.RecordBatch, inputs: Inputs, call: Call, outputs: tuple[Output, ...]
+) -> tuple[Output, ...]:
+    """The outputs with their types, by the first rows without nulls."""
+    for name in inputs.names:
+        if name not in inputs.fill_null:
+            batch = batch.filter(batch.column(name).is_valid())
+    first = batch.slice(0, 4)
+    if not first.num_rows:
+        raise DataError(
+            "there are no rows without nulls to decide the types of the outputs by: give them, "
+            "output={'p': 'float'}"
+        )
+    values = named(compute(call, inputs, inputs.arrays(first)), outputs, first.num_rows)
+    return tuple(
+        output if output.type else replace(output, type=OutputType.of(values[output.name]))
+        for output in outputs
+    )

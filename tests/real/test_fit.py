@@ -1,0 +1,272 @@
+"""fit: what it trains does not depend on the number of ranks, and it does what people forget."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from horovod_runner import fit
+from horovod_runner.data.scoring import model_file
+from tests.preload import ALIKE
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.horovod, pytest.mark.usefixtures("nothing_left")]
+
+ROWS = 203
+WARM = {"preload_frameworks": ["horovod.torch"], "env": ALIKE, "gpus_per_rank": 0}
+
+
+def table() -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(ROWS, 6)).astype("float32")
+    return pd.DataFrame(
+        {
+            "x": x.tolist(),
+            "y": (x[:, 0] + 0.3 * rng.normal(size=ROWS) > 0) * 1 + (x[:, 1] > 1) * 1,
+            "w": rng.uniform(0.5, 2, ROWS),
+            "held_out": np.arange(ROWS) % 5 == 0,
+        }
+    )
+
+
+def plain() -> Any:
+    import torch
+
+    return torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+
+
+def normalized() -> Any:
+    import torch
+
+    layers = [torch.nn.Linear(6, 8, bias=False), torch.nn.BatchNorm1d(8), torch.nn.Tanh()]
+    return torch.nn.Sequential(*layers, torch.nn.Linear(8, 3))
+
+
+def adam(parameters: Any) -> Any:
+    import torch
+
+    return torch.optim.Adam(parameters, lr=0.01)
+
+
+def trained(model: Any, data: Any = None, **options: Any) -> Any:
+    import torch
+
+    given: dict[str, Any] = {
+        "x": "x",
+        "y": "y",
+        "loss": torch.nn.CrossEntropyLoss(),
+        "optimizer": adam,
+        "global_batch": 24,
+        "epochs": 2,
+        "ranks": 2,
+        "progress": False,
+        **WARM,
+        **options,
+    }
+    return fit(model, table() if data is None else data, **given)
+
+
+def weights(result: Any) -> Any:
+    state = result.model.state_dict()
+    return np.concatenate([np.ravel(value.double().numpy()) for value in state.values()])
+
+
+def own_step(model: Any, x: Any, y: Any) -> Any:
+    import torch
+
+    return torch.nn.functional.cross_entropy(model(x), y) + 0.01 * model[0].weight.square().sum()
+
+
+def ways() -> dict[str, tuple[Any, dict[str, Any]]]:
+    """Networks with the arguments of fit."""
+    import torch
+
+    by_class = torch.nn.CrossEntropyLoss(weight=torch.tensor([1.0, 3.0, 5.0]))
+    return {
+        "weights of rows": (plain, {"weight": "w", "schedule": "cosine", "warmup": 3}),
+        "weights of classes": (plain, {"loss": by_class, "clip_norm": 0.5}),
+        "a sum": (plain, {"loss": torch.nn.CrossEntropyLoss(reduction="sum"), "clip_norm": 1.0}),
+        "batch normalization": (normalized, {"validation": 0.2, "metrics": ["accuracy"]}),
+        "accumulation": (plain, {"accumulate": 4, "validation": "held_out"}),
+        "a step of one's own": (plain, {"loss": None, "step": own_step, "validation": table()}),
+    }
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        "weights of rows",
+        "weights of classes",
+        "a sum",
+        "batch normalization",
+        "accumulation",
+        "a step of one's own",
+    ],
+)
+def test_the_result_does_not_depend_on_the_number_of_ranks(way: str) -> None:
+    model, options = ways()[way]
+    alone, together = (trained(model, ranks=ranks, **options) for ranks in (1, 3))
+    np.testing.assert_allclose(weights(together), weights(alone), atol=2e-5)
+    assert together.metrics == pytest.approx(alone.metrics, abs=1e-4)
+    expected = {"loss", "val_loss"} if "validation" in options else {"loss"}
+    assert set(together.metrics) >= expected
+
+
+class SwitchedOffError(Exception):
+    """As a machine that is switched off."""
+
+
+class Interrupts:
+    """A callback that fails after some steps."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, step: int, loss: Any) -> None:
+        if step == self.step:
+            raise SwitchedOffError
+
+    def on_epoch_end(self, epoch: int, metrics: Any) -> None:
+        pass
+
+
+def test_it_continues_in_the_middle_of_an_epoch_with_other_ranks(tmp_path: Path) -> None:
+    options = {"epochs": 3, "metrics": ["accuracy"], "schedule": "linear", "validation": 0.2}
+    whole = trained(normalized, ranks=1, **options)
+    kept = {**options, "checkpoint_dir": tmp_path, "save_every": 2, "resume": True}
+    with pytest.raises(SwitchedOffError):  # 7 steps are an epoch
+        trained(normalized, ranks=3, callbacks=[Interrupts(12)], **kept)
+    resumed = trained(normalized, ranks=2, **kept)
+    assert resumed.run.attempts[0].resumed_from == 10
+    np.testing.assert_allclose(weights(resumed), weights(whole), atol=2e-5)
+    for name, values in whole.history.items():
+        assert resumed.history[name] == pytest.approx(values, abs=1e-4), name
+
+
+def test_all_ranks_stop_when_the_metric_improves_no_more(tmp_path: Path) -> None:
+    import torch
+
+    def too_fast(parameters: Any) -> Any:
+        return torch.optim.SGD(parameters, lr=300.0)
+
+    result = trained(
+        plain,
+        optimizer=too_fast,
+        epochs=50,
+        patience=2,
+        validation=0.3,
+        metrics=["accuracy"],
+        monitor="val_accuracy",
+        checkpoint_dir=tmp_path,
+    )
+    values = result.history["val_accuracy"]
+    best = values.index(max(values))
+    assert len(values) == best + 3 < 50
+    assert result.best_checkpoint.metrics["val_accuracy"] == pytest.approx(max(values))
+
+
+@pytest.fixture
+def folder_of_models() -> None:
+    """Files of models stay until the end of the process: a DataFrame may need them at any time."""
+    model_file._folder()
+
+
+@pytest.mark.usefixtures("folder_of_models")
+def test_a_spark_dataframe_trains_and_is_scored(spark: SparkSession) -> None:
+    df = spark.createDataFrame(table().to_dict("records"))
+    result = trained(plain, df, validation="held_out", metrics=["accuracy"], ranks=2)
+    scored = result.predict(df.filter("held_out")).select("y", "prediction", "probability")
+    rows = scored.collect()
+    right = np.mean([row.y == row.prediction for row in rows])
+    assert right == pytest.approx(result.metrics["val_accuracy"])
+    here = result.predict(table()[table()["held_out"]])
+    assert sorted(here["prediction"]) == sorted(row.prediction for row in rows)
+    assert np.allclose([sum(p) for p in here["probability"]], 1)
+    assert len(result.plot().axes) >= 2
+
+
+def test_a_half_precision_network_learns() -> None:
+    result = trained(plain, precision="bfloat16", epochs=4, metrics=["accuracy"])
+    assert result.metrics["accuracy"] > 0.6
+    assert {str(value.dtype) for value in result.model.state_dict().values()} == {"torch.float32"}
+
+
+def keras_network() -> Any:
+    import keras
+
+    layers = [keras.layers.Dense(8, "tanh"), keras.layers.Dense(3)]
+    return keras.Sequential([keras.Input((6,)), *layers])
+
+
+def test_a_keras_network_does_not_depend_on_the_number_of_ranks() -> None:
+    import keras
+
+    options: dict[str, Any] = {
+        "x": "x",
+        "y": "y",
+        "loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        "optimizer": keras.optimizers.Adam(0.01),
+        "global_batch": 24,
+        "epochs": 2,
+        "validation": 0.2,
+        "metrics": ["accuracy"],
+        "schedule": "cosine",
+        "clip_norm": 1.0,
+        "progress": False,
+        **WARM,
+        "preload_frameworks": ["keras", "horovod.tensorflow"],
+    }
+    alone, together = (fit(keras_network, table(), ranks=n, **options) for n in (1, 2))
+    for one, many in zip(alone.model.get_weights(), together.model.get_weights(), strict=True):
+        np.testing.assert_allclose(many, one, atol=2e-5)
+    validated = {name: value for name, value in alone.metrics.items() if name.startswith("val_")}
+    assert len(validated) >= 2
+    for name, value in validated.items():
+        assert together.metrics[name] == pytest.approx(value, abs=1e-4)
+    assert set(together.predict(table())["prediction"]) <= {0, 1, 2}
+
+
+def test_a_lightning_module_does_not_depend_on_the_number_of_ranks() -> None:
+    import lightning
+    import torch
+
+    class Module(lightning.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = plain()
+
+        def forward(self, x: Any) -> Any:
+            return self.layers(x)
+
+        def loss(self, batch: Any) -> Any:
+            x, y = batch
+            return torch.nn.functional.cross_entropy(self(x), y.long())
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            return self.loss(batch)
+
+        def validation_step(self, batch: Any, index: int) -> None:
+            self.log("val_loss", self.loss(batch), batch_size=len(batch[1]))
+
+        def configure_optimizers(self) -> Any:
+            return adam(self.parameters())
+
+    options: dict[str, Any] = {
+        "x": "x",
+        "y": "y",
+        "global_batch": 24,
+        "epochs": 2,
+        "validation": 0.2,
+        "patience": 5,
+        "progress": False,
+        **WARM,
+    }
+    alone, together = (fit(Module, table(), ranks=n, **options) for n in (1, 2))
+    np.testing.assert_allclose(weights(together), weights(alone), atol=2e-5)
+    assert together.metrics["val_loss"] == pytest.approx(alone.metrics["val_loss"], abs=1e-4)

@@ -1,0 +1,159 @@
+"""fit: where it runs, its schedules and metrics, and mistakes that are told before a launch."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from horovod_runner import DataError, fit
+from horovod_runner.integrations.training.schedules import schedule_of
+from horovod_runner.integrations.training.where import choose
+
+torch = pytest.importorskip("torch")
+
+TABLE = pd.DataFrame(
+    {"x": np.eye(8).tolist(), "y": np.arange(8) % 2, "name": list("abcdefgh"), "w": np.ones(8)}
+)
+GOOD: dict[str, Any] = {
+    "x": "x",
+    "y": "y",
+    "loss": torch.nn.CrossEntropyLoss(),
+    "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+}
+
+
+def net() -> Any:
+    return torch.nn.Linear(8, 2)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "said"),
+    [
+        ({"x": None}, ValueError, "x='image'"),
+        ({"y": None}, ValueError, "y='label'"),
+        ({"loss": None}, ValueError, "loss="),
+        ({"optimizer": None}, ValueError, "optimizer="),
+        ({"x": "no_such"}, DataError, "no_such"),
+        ({"y": "no_such"}, DataError, "no_such"),
+        ({"y": "name"}, ValueError, "name"),
+        ({"x": 3}, TypeError, "x "),
+        ({"x": [3]}, TypeError, "x must name columns"),
+        ({"x": []}, TypeError, "x must name columns"),
+        ({"y": [3]}, TypeError, "y must name"),
+        ({"x": "w"}, ValueError, "model does not fit .* Change x"),
+        ({"y": ["y", "w"]}, ValueError, "1 outputs for 2 labels: y must"),
+        ({"optimizer": "adam"}, TypeError, "optimizer must be"),
+        ({"global_batch": 0}, ValueError, "global_batch"),
+        ({"global_batch": 32.0}, TypeError, "global_batch"),
+        ({"global_batch": 32, "accumulate": 5}, ValueError, "accumulate=5"),
+        ({"epochs": 0}, ValueError, "epochs"),
+        ({"epochs": "5"}, TypeError, "epochs"),
+        ({"validation": 1.5}, ValueError, "validation"),
+        ({"validation": True}, TypeError, "validation"),
+        ({"validation": "no_such"}, DataError, "no_such"),
+        ({"metrics": ["accurcy"]}, ValueError, "accurcy.*accuracy"),
+        ({"metrics": [3]}, TypeError, "metric"),
+        ({"metrics": "accuracy"}, TypeError, "metrics"),
+        ({"weight": "no_such"}, DataError, "no_such"),
+        ({"ranks": 0}, ValueError, "ranks"),
+        ({"ranks": "2"}, TypeError, "ranks"),
+        ({"where": "moon"}, ValueError, "where"),
+        ({"where": "spark"}, ValueError, "ranks=4"),
+        ({"resume": True}, ValueError, "checkpoint_dir"),
+        ({"schedule": "exponential"}, ValueError, "schedule"),
+        ({"warmup": -1}, ValueError, "warmup"),
+        ({"clip_norm": 0}, ValueError, "clip_norm"),
+        ({"clip_norm": "1"}, TypeError, "clip_norm"),
+        ({"precision": "int8"}, ValueError, "precision"),
+        ({"patience": 0}, ValueError, "patience"),
+        ({"monitor": "val_loss"}, ValueError, "metrics are loss"),
+        ({"trainer_options": {"a": 1}}, ValueError, "Lightning"),
+        ({"batch_size": 32}, TypeError, "Did you mean global_batch"),
+        ({"criterion": 3}, TypeError, "Did you mean loss"),
+        ({"hang_timout": 3}, TypeError, "Did you mean hang_timeout"),
+        ({"np": 2}, TypeError, "ranks="),
+        ({"max_restarts": -1}, ValueError, "max_restarts"),
+    ],
+)
+def test_a_mistake_is_told_before_anything_is_launched(
+    wrong: dict[str, Any], error: type[Exception], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def launched(*args: Any, **options: Any) -> Any:
+        raise AssertionError("it was launched")
+
+    monkeypatch.setattr("horovod_runner.HorovodRunner.run", launched)
+    with pytest.raises(error, match=said):
+        fit(net, TABLE, **{**GOOD, **wrong})
+
+
+@pytest.mark.parametrize(
+    ("model", "data"), [("net", TABLE), (None, TABLE), (3, TABLE), (net, [1, 2]), (net, None)]
+)
+def test_what_is_no_model_or_no_dataset_is_refused(model: Any, data: Any) -> None:
+    with pytest.raises(TypeError, match=r"model must be|data must be"):
+        fit(model, data, **GOOD)
+
+
+def test_a_schedule_rises_and_falls() -> None:
+    for curve, half, end in (("linear", 0.5, 0), ("cosine", 0.5, 0), ("constant", 1, 1)):
+        factor = schedule_of(curve, 10)  # type: ignore[arg-type]
+        assert factor is not None
+        assert [factor(step, 110) for step in (0, 4, 9, 10, 60)] == pytest.approx(
+            [0.1, 0.5, 1, 1, half]
+        )
+        assert factor(110, 110) == pytest.approx(end)
+    own = schedule_of(lambda step, steps: step / steps, 0)
+    assert own is not None
+    assert own(3, 12) == 0.25
+    assert schedule_of(None, 0) is None
+
+
+@pytest.mark.parametrize(
+    ("output", "label", "right"),
+    [
+        ([[0.1, 0.9], [0.8, 0.2], [0.4, 0.6]], [1, 0, 0], 2 / 3),
+        ([[2.0], [-1.0]], [1.0, 1.0], 0.5),
+        ([2.0, -1.0], [1.0, 0.0], 1),
+        ([[0.1, 0.9], [0.8, 0.2]], [[0.0, 1.0], [0.0, 1.0]], 0.5),
+    ],
+)
+def test_accuracy_takes_scores_of_classes_and_of_one_class(
+    output: Any, label: Any, right: float
+) -> None:
+    from horovod_runner.integrations.training.metrics import accuracy
+
+    assert float(accuracy(torch.tensor(output), torch.tensor(label))) == pytest.approx(right)
+
+
+def test_ranks_run_where_there_is_something_to_run_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr("horovod_runner.integrations.training.where._session", session_of)
+    here = SimpleNamespace(sparkContext=SimpleNamespace(master="local[2]"))
+    cluster = SimpleNamespace(sparkContext=SimpleNamespace(master="spark://host:7077"))
+    assert choose(3, None, None).np == -3
+    assert choose((2, 4), None, None).np == (-2, -4)
+    assert choose(None, None, None).np == -1
+    assert choose(2, None, SimpleNamespace(sparkSession=here)).np == -2
+    chosen = choose(2, None, SimpleNamespace(sparkSession=cluster))
+    assert (chosen.np, chosen.options) == (2, {"spark": cluster})
+    assert choose(2, "local", SimpleNamespace(sparkSession=cluster)).np == -2
+    with pytest.raises(ValueError, match="ranks=4"):
+        choose(None, None, SimpleNamespace(sparkSession=cluster))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
+    assert choose(None, None, None).np == -3
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    monkeypatch.setenv("SLURM_NTASKS", "4")
+    chosen = choose(None, None, None)
+    assert (chosen.np, chosen.options) == (4, {"launcher": "slurm"})
+    assert "job 12 has 4 tasks" in chosen.why
+    monkeypatch.setenv("SLURM_NTASKS", "1")
+    assert choose(2, None, None).np == -2
+
+
+def session_of(data: Any) -> Any:
+    return getattr(data, "sparkSession", None)
