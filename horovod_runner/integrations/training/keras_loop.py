@@ -139,7 +139,7 @@ def _batches(
     training: KerasTraining, shard: Shard, names: Sequence[str], *, is_training: bool
 ) -> tuple[Any, int]:
     """The batches that Keras iterates over, and their number in an epoch."""
-    options = training.feed(is_training=is_training)
+    options = training.feed(shard, is_training=is_training)
     transform = options.pop("transform", None)
     wanted = training.train_steps_per_epoch if is_training else training.validation_steps_per_epoch
     if training.backend == "tensorflow" and transform is None:

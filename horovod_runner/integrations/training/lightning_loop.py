@@ -67,9 +67,7 @@ def train(training: LightningTraining, train: Shard, valid: Shard | None) -> Tra
 
 def _feed(training: LightningTraining, shard: Shard, *, is_training: bool) -> Any:
     """Batches of (inputs, labels), or dicts by column where inputs and labels have no names."""
-    options = training.feed(is_training=is_training)
-    if shard.is_split_among_ranks and "global_batch" in options:
-        options["batch_size"] = max(1, options.pop("global_batch") // hvd.size())
+    options = training.feed(shard, is_training=is_training)
     if not training.pairs:
         flat = dict.fromkeys(flat_names(training.columns.values()))
         return shard.to_torch(**{**options, "columns": list(flat) or None})

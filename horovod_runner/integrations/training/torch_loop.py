@@ -72,8 +72,8 @@ def train(training: TorchTraining, train: Shard, valid: Shard | None) -> Trained
         compression=training.compression_of(hvd),
         backward_passes_per_step=training.backward_passes_per_step,
     )
-    batches = _feed(training, train, is_training=True)
-    checks = None if valid is None else _feed(training, valid, is_training=False)
+    batches = train.to_torch(**training.feed(train, is_training=True))
+    checks = None if valid is None else valid.to_torch(**training.feed(valid, is_training=False))
     loop = _Loop(training, model, optimizer, batches)
     loop.resume()
     while loop.epoch < training.epochs and not loop.is_over:
@@ -89,14 +89,6 @@ def train(training: TorchTraining, train: Shard, valid: Shard | None) -> Trained
         if training.scales_learning_rate:
             _scale(state["param_groups"], 1 / hvd.size())
     return Trained(weights_of(model), loop.history, state)
-
-
-def _feed(training: TorchTraining, shard: Shard, *, is_training: bool) -> Feed[Any]:
-    options = training.feed(is_training=is_training)
-    if shard.is_split_among_ranks and "global_batch" in options:
-        options["batch_size"] = max(1, options.pop("global_batch") // hvd.size())
-    feed: Feed[Any] = shard.to_torch(**options)
-    return feed
 
 
 class _Loop:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
 
 from horovod_runner.data.feed.fields import flat_names
 from horovod_runner.data.feed.options import Framework
+from horovod_runner.data.place import place
 
 if TYPE_CHECKING:
     from horovod_runner.data.shard import Shard
@@ -171,13 +172,18 @@ class Training(ABC):
             return getattr(horovod.Compression, wanted or "none")
         return wanted
 
-    def feed(self, *, is_training: bool) -> dict[str, Any]:
-        """Arguments of ``Shard.to_torch`` and ``Shard.to_tf``."""
+    def feed(self, shard: Shard, *, is_training: bool) -> dict[str, Any]:
+        """Arguments of ``Shard.to_torch`` and ``Shard.to_tf``.
+
+        Where each rank has rows of its own, a step has ``global_batch`` divided by the ranks.
+        """
+        rows = {"batch_size": self.batch_size}
         if self.global_batch is not None:
-            rows = {"global_batch": self.global_batch // self.backward_passes_per_step}
-        elif is_training:
-            rows = {"batch_size": self.batch_size}
-        else:
+            part = self.global_batch // self.backward_passes_per_step
+            rows = {"global_batch": part}
+            if shard.is_split_among_ranks:
+                rows = {"batch_size": max(1, part // place()[1])}
+        elif not is_training:
             rows = {"batch_size": self.val_batch_size or self.batch_size}
         return {
             **rows,

@@ -77,10 +77,10 @@ class StoreLightningTraining(LightningTraining):
     logs: str | None = None
     doubles: Sequence[str] = ()
 
-    def feed(self, *, is_training: bool) -> dict[str, Any]:
+    def feed(self, shard: Shard, *, is_training: bool) -> dict[str, Any]:
         """See Training."""
         dtypes = dict.fromkeys(self.doubles, "float64")
-        return {**super().feed(is_training=is_training), "dtypes": dtypes}
+        return {**super().feed(shard, is_training=is_training), "dtypes": dtypes}
 
     def train(self, train: Shard, valid: Shard | None) -> Trained | None:
         """See Training; returns the best model if a ModelCheckpoint callback monitors one."""
