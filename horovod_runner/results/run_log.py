@@ -167,7 +167,7 @@ class RunLog:
         self._recorder = Recorder(run)
         self._lock = threading.Lock()
         self._pending: list[tuple[float, Event]] = []
-        self._file: BinaryIO | None = None
+        self._is_begun = False  # and whole: events may be appended
         self._appended = self._begun_with = 0
         self._due = self._clock() + flush_seconds
 
@@ -202,16 +202,13 @@ class RunLog:
             return
         self.problem = ""
         try:
-            if self._file is None or self._appended > max(
-                self._least_appended, _APPENDED_SHARE * self._begun_with
-            ):
+            most = max(self._least_appended, _APPENDED_SHARE * self._begun_with)
+            if not self._is_begun or self._appended > most:
                 self._begin_anew()
             elif pending:
-                data = b"".join(_frame(*each) for each in pending)
-                self._file.write(data)
-                self._appended += len(data)
+                self._append(b"".join(_frame(*each) for each in pending))
         except OSError as error:  # the next time there may be room
-            self._close_file()
+            self._is_begun = False
             if is_full(error):
                 self.problem = (
                     "the record of this run could not be written: "
@@ -222,24 +219,23 @@ class RunLog:
     def _begin_anew(self) -> None:
         """Write what the run is now in place of all events."""
         assert self._path is not None  # noqa: S101 - checked by the caller
-        self._close_file()
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._begun_with = save(self._run, self._path, self._clock())
         _make_latest(self._path)
-        self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 - closed in close()
-        self._appended = 0
+        self._is_begun, self._appended = True, 0
 
-    def _close_file(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+    def _append(self, data: bytes) -> None:
+        assert self._path is not None  # noqa: S101 - checked by the caller
+        with self._path.open("r+b") as file:  # which fails where somebody has removed it
+            file.seek(0, os.SEEK_END)
+            file.write(data)
+        self._appended += len(data)
 
     def close(self) -> None:
         """Write the run as it is now, and nothing more."""
         with self._lock:
-            self._close_file()
+            self._is_begun = False
             self._flush()
-            self._close_file()
             self._path = None
 
 
