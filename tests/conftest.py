@@ -78,7 +78,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # Temporary files and the list of runs are in folders of this process alone. Their path is
     # short, for sockets lie in them, and others may look into it, as munge wants.
     folder = tempfile.mkdtemp(prefix="hr-", dir="/tmp")
-    # This folder by its name: without this line's folder, tempfile's own is all of /tmp.
+    # By its name: where an earlier line of this function fails, tempfile's folder is all of /tmp.
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
     os.chmod(folder, 0o755)
     os.environ["TMPDIR"] = tempfile.tempdir = folder

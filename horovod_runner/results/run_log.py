@@ -167,7 +167,7 @@ class RunLog:
         self._recorder = Recorder(run)
         self._lock = threading.Lock()
         self._pending: list[tuple[float, Event]] = []
-        self._is_begun = False  # and whole: events may be appended
+        self._is_begun = False  # whether the file is there, and events may be appended to it
         self._appended = self._begun_with = 0
         self._due = self._clock() + flush_seconds
 
@@ -198,35 +198,34 @@ class RunLog:
     def _flush(self) -> None:
         self._due = self._clock() + self._flush_seconds
         pending, self._pending = self._pending, []
-        if self._path is None:
+        path = self._path
+        if path is None:
             return
         self.problem = ""
         try:
             most = max(self._least_appended, _APPENDED_SHARE * self._begun_with)
             if not self._is_begun or self._appended > most:
-                self._begin_anew()
+                self._begin_anew(path)
             elif pending:
-                self._append(b"".join(_frame(*each) for each in pending))
+                self._append(path, b"".join(_frame(*each) for each in pending))
         except OSError as error:  # the next time there may be room
             self._is_begun = False
             if is_full(error):
                 self.problem = (
                     "the record of this run could not be written: "
-                    f"{write_problem(error, self._path.parent)}. `horovod-runner report` and "
+                    f"{write_problem(error, path.parent)}. `horovod-runner report` and "
                     f"load_run do not find the run. {MORE_ROOM}"
                 )
 
-    def _begin_anew(self) -> None:
+    def _begin_anew(self, path: Path) -> None:
         """Write what the run is now in place of all events."""
-        assert self._path is not None  # noqa: S101 - checked by the caller
-        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._begun_with = save(self._run, self._path, self._clock())
-        _make_latest(self._path)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._begun_with = save(self._run, path, self._clock())
+        _make_latest(path)
         self._is_begun, self._appended = True, 0
 
-    def _append(self, data: bytes) -> None:
-        assert self._path is not None  # noqa: S101 - checked by the caller
-        with self._path.open("r+b") as file:  # which fails where somebody has removed it
+    def _append(self, path: Path, data: bytes) -> None:
+        with path.open("r+b") as file:  # which fails where somebody has removed it
             file.seek(0, os.SEEK_END)
             file.write(data)
         self._appended += len(data)
