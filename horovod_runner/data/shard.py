@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import copy
 import pickle
-import socket
-import time
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
-import pyarrow as pa
 
 from horovod_runner.common.arguments import parameters_of, suggest_arguments
 from horovod_runner.data.feed.epochs import Epochs
@@ -30,23 +26,20 @@ from horovod_runner.data.feed.options import (
     Transform,
 )
 from horovod_runner.data.feed.order import LastBatch, Order, PerRankOrder
-from horovod_runner.data.feed.part import Part, divide
-from horovod_runner.data.pack.columns import Array, Column
-from horovod_runner.data.pack.layout import Layout, fingerprint_of
+from horovod_runner.data.feed.part import Part, check_validation, divide
+from horovod_runner.data.pack.columns import Array
 from horovod_runner.data.pack.store import Store
 from horovod_runner.data.place import place, run_folder
 from horovod_runner.data.read.decoded import Decoded
 from horovod_runner.data.read.readers import Deferred, Reader, name_in_errors
+from horovod_runner.data.stores import Stores
 from horovod_runner.errors import DataError
 from horovod_runner.worker import context
-from horovod_runner.worker.api import log_to_driver
-from horovod_runner.worker.profiling.clock import clock
 
 if TYPE_CHECKING:
     import tensorflow as tf
     import torch
 
-_PROGRESS_SECONDS = 20.0
 _OF_ROWS = parameters_of(RowArguments, FeedOptions)
 _OF_BATCHES = parameters_of(BatchArguments, FeedOptions)
 _OF_FEEDS = parameters_of(FeedArguments, FeedOptions)
@@ -68,7 +61,7 @@ class Shard:
         self._given = reader
         self._resolved: Reader | None = None
         self._counts: list[int] | None = None  # rows of each rank, if each has rows of its own
-        self._stores: dict[tuple[tuple[str, ...], str], Store] = {}
+        self._stores = Stores(name)
         self._epochs = Epochs(name)
         self._parts: list[Part] | None = None  # of a split, like _sizes
         self._how = ""  # they were chosen
@@ -350,7 +343,9 @@ class Shard:
             settled = reader.settle(names)
             available = available.changed(settled)
             fields = fields_of(available, options)
-            store = self._store(reader, names, settled, repr(cached) if cached else "")
+            # Ranks that have rows of their own have stores of their own.
+            rank = None if self._counts is None else place()[0]
+            store = self._stores.of(reader, names, settled, repr(cached) if cached else "", rank)
             return store, fields
 
     def _plan(self, options: FeedOptions) -> Plan:
@@ -407,54 +402,5 @@ class Shard:
         count = min(counts) if last_batch == "drop" else max(counts)
         return np.arange(count) % max(1, counts[rank])
 
-    def _store(
-        self, reader: Reader, names: Sequence[str], columns: list[Column], images: str
-    ) -> Store:
-        """The packed dataset with some columns, packed by the ranks that ask for it first.
-
-        Args:
-            reader: reads the rows.
-            names: names of the columns.
-            columns: the columns.
-            images: describes the images that are decoded.
-        """
-        for (known, decoded), store in self._stores.items():
-            if set(names) <= set(known) and decoded == images:
-                return store
-        layout = Layout(columns, reader.units, reader.fingerprint)
-        # Ranks that have rows of their own have stores of their own.
-        rank = None if self._counts is None else place()[0]
-        name = fingerprint_of(repr((layout.fingerprint, layout.columns, rank, images)))
-        store = Store.create(run_folder() / name, layout)
-        with clock.timing("data"), clock.stage("pack"):
-            store.fill(lambda unit: reader.chunks(unit, layout), self._report_progress())
-        pa.default_memory_pool().release_unused()  # batches need none of it
-        store.open()
-        self._stores[tuple(names), images] = store
-        return store
-
-    def _report_progress(self) -> Callable[[int, int], None]:
-        """Tell the user how far a long packing is, as it could be taken for a hang."""
-        host, last = socket.gethostname(), time.monotonic()
-
-        def done(complete: int, units: int) -> None:
-            nonlocal last
-            if time.monotonic() - last >= _PROGRESS_SECONDS:
-                last = time.monotonic()
-                log_to_driver(f"{self._name}: {complete} of {units} parts packed on {host}")
-
-        return done
-
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_stores": {}}
-
-
-def check_validation(validation: float | str) -> None:
-    """Check what :meth:`Shard.split` is to divide by; it says what is raised."""
-    if isinstance(validation, bool) or not isinstance(validation, float | str):
-        raise TypeError(
-            f"validation must be a fraction such as 0.2, or the name of a column, not "
-            f"{validation!r}"
-        )
-    if isinstance(validation, float) and not 0 < validation < 1:
-        raise ValueError(f"validation must be between 0 and 1, not {validation}")
+        return {**self.__dict__, "_stores": Stores(self._name)}

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
-import numpy as np
 import pyarrow as pa
 
 from horovod_runner.common.arguments import parameters_of, suggest_fields
+from horovod_runner.data.pack import arrow_rows
 from horovod_runner.data.pack import columns as column_types
 from horovod_runner.data.read import listing
 from horovod_runner.data.read.listing import Reading, ReadingArguments
@@ -23,9 +22,9 @@ from horovod_runner.data.read.readers import (
     Table,
     TableFile,
     name_in_errors,
-    same_name,
 )
 from horovod_runner.data.read.spill import Spilled
+from horovod_runner.data.read.tables import pandas_table, without_twins
 from horovod_runner.errors import DataError
 from horovod_runner.host.scratch import check_room
 
@@ -308,56 +307,6 @@ def source_of(value: object) -> Source | None:
     return None
 
 
-def without_twins(table: pa.Table) -> pa.Table:
-    """A table without columns of the same name; its schema notes why, see `columns.refusing`."""
-    counts = Counter(table.column_names)
-    refused = {name: same_name(name) for name, count in counts.items() if count > 1}
-    kept = table.select([at for at, name in enumerate(table.column_names) if name not in refused])
-    return kept.replace_schema_metadata(column_types.refusing(kept.schema, refused).metadata)
-
-
-def pandas_table(dataframe: Any) -> pa.Table:
-    """A pandas DataFrame as an Arrow table, without the columns that Arrow cannot hold.
-
-    Its schema notes why, see `columns.refusing`.
-    """
-    arrays: dict[str, pa.Array] = {}
-    refused: dict[str, str] = {}
-    names = [str(name) for name in dataframe.columns]
-    for at, name in enumerate(names):
-        if names.count(name) > 1:
-            refused[name] = same_name(name)
-            continue
-        try:
-            arrays[name] = _series(dataframe.iloc[:, at])
-        except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
-            refused[name] = (
-                f"column {name!r} of the pandas DataFrame cannot be converted to Arrow, whose "
-                f"columns have one type each: {error}. Leave it out, or turn it into numbers, "
-                "lists of numbers, text or bytes first"
-            )
-    table = pa.table(arrays)
-    return table.replace_schema_metadata(column_types.refusing(table.schema, refused).metadata)
-
-
-def _series(values: Any) -> pa.Array:
-    """A pandas column as an Arrow array; arrays of several dimensions become lists of lists."""
-    if str(values.dtype).startswith("Sparse"):
-        values = values.sparse.to_dense()
-    if str(values.dtype) == "object":
-        if any(hasattr(value, "toArray") for value in values):  # vectors of Spark ML
-            values = [v.toArray() if hasattr(v, "toArray") else v for v in values]
-        arrays = [value for value in values if isinstance(value, np.ndarray)]
-        levels = max((array.ndim for array in arrays), default=0)
-        if levels > 1:
-            type_ = pa.from_numpy_dtype(np.result_type(*arrays))
-            for _ in range(levels):
-                type_ = pa.list_(type_)
-            return pa.array([v.tolist() if isinstance(v, np.ndarray) else v for v in values], type_)
-    array = pa.array(values, from_pandas=True)
-    return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
-
-
 def dataframes_of(sources: Mapping[str, Source]) -> dict[str, DataFrame]:
     """The Spark DataFrames among sources."""
     return {
@@ -384,7 +333,7 @@ def _checked(reader: ArrowReader, asked: Sequence[str] | None = None) -> ArrowRe
         raise DataError("it has no rows: check its path and filter")
     if not reader.schema.names:
         raise DataError("it has no columns")
-    column_types.check_fill_nulls(reader.schema, reader.columns, reader.fill_null)
+    arrow_rows.check_fill_nulls(reader.schema, reader.columns, reader.fill_null)
     reader.settle(list(asked or ()))
     return reader
 

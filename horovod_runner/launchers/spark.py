@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
     from pyspark.sql import SparkSession
 
+#: Settings that name files which Spark puts into the executors' working folders.
+_SHIPPED = ("spark.files", "spark.archives", "spark.yarn.dist.files", "spark.yarn.dist.archives")
+
 
 class SparkLauncher(PoolKeeper):
     """Starts ranks as the tasks of a barrier job.
@@ -187,6 +190,7 @@ class SparkLauncher(PoolKeeper):
             # On a local master what a task prints appears in this terminal anyway. The log of a
             # Connect server does not.
             echo=self._is_connect or not self._is_local,
+            stays=self._ships_files(),
             detaches=detaches,
             dataframes=tuple(request.dataframes),
         )
@@ -236,10 +240,21 @@ class SparkLauncher(PoolKeeper):
         """Start one job for each seat."""
         job = self._with_threads(request.job)
         tasks = [
-            partial(run_member, job, request.address, seat, echo=not self._is_local)
+            partial(
+                run_member,
+                job,
+                request.address,
+                seat,
+                echo=not self._is_local,
+                stays=self._ships_files(),
+            )
             for seat in range(request.seats)
         ]
         return SparkMembers(self._spark, replace(request, job=job), tasks, self._profile)
+
+    def _ships_files(self) -> bool:
+        """Whether Spark puts files of the application into the executors' working folders."""
+        return not self._is_local and any(conf_of(self._spark, name) for name in _SHIPPED)
 
     def _with_threads(self, job: Job) -> Job:
         """The job with the number of threads that the user chose for all executors, if any."""

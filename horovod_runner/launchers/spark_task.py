@@ -35,6 +35,7 @@ def run_task(
     batches: Iterator[pa.RecordBatch],
     *,
     echo: bool,
+    stays: bool,
     detaches: bool,
     dataframes: tuple[str, ...],
 ) -> Iterator[pa.RecordBatch]:
@@ -45,6 +46,7 @@ def run_task(
         address: the driver's channel.
         batches: the task's rows of the DataFrames; without DataFrames, a row with its number.
         echo: whether the executor's log gets what the rank prints.
+        stays: whether the rank's folder is the executor's on the driver's host, too.
         detaches: whether the tasks may do without the driver, in detached mode.
         dataframes: the names of the datasets whose rows come with the task.
     """
@@ -59,7 +61,9 @@ def run_task(
             pass  # the context knows the task's number too
     without_driver = Detached(job, context) if detaches else None
     setup = replace(
-        _setup(job, context, echo=echo), detached=without_driver, receive_rows=receive_rows
+        _setup(job, context, echo=echo, stays=stays),
+        detached=without_driver,
+        receive_rows=receive_rows,
     )
     outcome = run_rank(job, address, setup)
     if without_driver is not None:
@@ -68,7 +72,13 @@ def run_task(
 
 
 def run_member(
-    job: Job, pool: ChannelAddress, seat: int, batches: Iterator[pa.RecordBatch], *, echo: bool
+    job: Job,
+    pool: ChannelAddress,
+    seat: int,
+    batches: Iterator[pa.RecordBatch],
+    *,
+    echo: bool,
+    stays: bool,
 ) -> Iterator[pa.RecordBatch]:
     """The body of a task of a pool, for ``mapInArrow``; yields nothing.
 
@@ -78,16 +88,17 @@ def run_member(
         seat: the task's number in the pool.
         batches: a row without meaning.
         echo: whether the executor's log gets what the ranks print.
+        stays: whether the ranks' folder is the executor's on the driver's host, too.
     """
     from pyspark import TaskContext
 
     for _ in batches:
         pass
-    serve(job, pool, seat, _setup(job, TaskContext.get(), echo=echo))
+    serve(job, pool, seat, _setup(job, TaskContext.get(), echo=echo, stays=stays))
     yield from ()
 
 
-def _setup(job: Job, context: TaskContext, *, echo: bool) -> TaskSetup:
+def _setup(job: Job, context: TaskContext, *, echo: bool, stays: bool) -> TaskSetup:
     """Where the task of this process runs."""
     resources = context.resources()
     return TaskSetup(
@@ -95,9 +106,8 @@ def _setup(job: Job, context: TaskContext, *, echo: bool) -> TaskSetup:
         path=rank_path(job.path, job.directory),
         # Not os.environ: Spark itself sets OMP_NUM_THREADS there.
         user_environment=job.environment,
-        # On another host the folder that Spark made for the executor: files of the application
-        # are there.
-        directory=job.directory if _is_here(job) else None,
+        # Otherwise the folder that Spark made for the executor.
+        directory=job.directory if _is_here(job) and not stays else None,
         inherited=_environment_at_start(),
         task_gpus=tuple(resources["gpu"].addresses) if "gpu" in resources else (),
         echo=stderr_echo if echo else None,

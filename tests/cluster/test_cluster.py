@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import textwrap
 import threading
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import pytest
 
 from horovod_runner import (
@@ -22,6 +22,7 @@ from horovod_runner import (
     log_to_driver,
     save_checkpoint,
 )
+from tests.cluster.standalone import executor
 from tests.contract.test_end import Calling
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def own_gpu() -> dict[str, Any]:
         "shown": shown,
         "own_gpu": shown[int(os.environ["HOROVOD_RUNNER_DEVICE"])],
         "idiom": shown[int(os.environ["LOCAL_RANK"])],
-        "executor": os.getcwd(),
+        "executor": executor().cwd(),
     }
 
 
@@ -119,29 +120,25 @@ def test_the_error_says_what_executors_without_the_package_lack(
 
 
 def _wait_for_ever() -> None:
-    log_to_driver(f"up {os.environ['RANK']} {os.getcwd()}")
+    log_to_driver(f"up {os.environ['RANK']} {executor().pid}")
     threading.Event().wait()
 
 
 class Killing(Calling):
-    """Kills the second executor when all four ranks are up; their lines name its folder."""
+    """Kills the second executor when all four ranks are up; their lines name its process."""
 
     def __init__(self) -> None:
         super().__init__("up", 4, self.kill)
-        self.killed: list[str] = []
+        self.killed: list[int] = []
 
     def kill(self) -> None:
-        folder = sorted(self.folders.values())[-1]
-        for process in psutil.process_iter(["name"]):
-            with contextlib.suppress(psutil.Error):
-                if process.info["name"] == "java" and process.cwd() == folder:
-                    process.kill()
-                    self.killed.append(folder)
+        self.killed.append(max(self.executors.values()))
+        os.kill(self.killed[-1], signal.SIGKILL)
 
     @property
-    def folders(self) -> dict[int, str]:
+    def executors(self) -> dict[int, int]:
         lines = [line.split() for line in self.getvalue().splitlines()]
-        return {int(line[1]): line[2] for line in lines}
+        return {int(line[1]): int(line[2]) for line in lines}
 
 
 # Slow: executors start cold, and Spark takes seconds to notice that one has gone.
@@ -154,7 +151,7 @@ def test_a_killed_executor_is_reported_as_the_loss_of_its_rank(spark: SparkSessi
         pytest.raises(RankFailedError) as caught,
     ):
         runner.run(_wait_for_ever)
-    assert shown.killed == [shown.folders[caught.value.rank]]
+    assert shown.killed == [shown.executors[caught.value.rank]]
     assert f"rank {caught.value.rank} of 4" in str(caught.value)
     assert "was lost" in str(caught.value)
     assert "ExecutorLostFailure" in str(caught.value)

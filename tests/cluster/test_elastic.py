@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from horovod_runner import (
     log_to_driver,
     report,
 )
-from tests.cluster.standalone import Place, StandaloneCluster
+from tests.cluster.standalone import Place, StandaloneCluster, executor
 from tests.cluster.test_cluster import Killing
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ def add_up(steps: int) -> dict[str, Any]:
     loaded = load_checkpoint()
     state = {"done": [], "sizes": []} if loaded is None else loaded.state
     if loaded is None:
-        log_to_driver(f"up {hvd.rank()} {os.getcwd()}")
+        log_to_driver(f"up {hvd.rank()} {executor().pid}")
     while len(state["done"]) < steps or (state["sizes"][-1] < 4 and current_attempt() < 5):
         step = len(state["done"])
         hvd.allreduce(torch.ones(1), name="step")
@@ -125,6 +124,9 @@ def run_script(cluster: StandaloneCluster, folder: Path, script: str, **settings
                 commit({{"sizes": sizes}}, len(sizes))
                 time.sleep(0.02)
 
+            def executor():  # of the rank that calls this
+                return next(each for each in psutil.Process().parents() if each.name() == "java")
+
             def executors():
                 return session.sparkContext._jsc.sc().getExecutorMemoryStatus().size() - 1
             """
@@ -175,20 +177,18 @@ def test_no_step_is_lost_when_an_executor_is_decommissioned(
         def main():
             sizes = begin()
             if not sizes:
-                log_to_driver(os.getcwd())
+                log_to_driver(str(executor().pid))
             while not sizes or sizes[-1] == 4 or len(sizes) < 20:
                 step(sizes)
             return sizes
 
         class Decommission(Sink):
-            folders = []
+            told = 0
 
             def log(self, rank, text):
-                self.folders.append(text)
-                if len(self.folders) == 4:
-                    for process in psutil.process_iter(["name", "cwd"]):
-                        if (process.info["name"], process.info["cwd"]) == ("java", text):
-                            process.send_signal(signal.SIGPWR)
+                self.told += 1
+                if self.told == 4:
+                    os.kill(int(text), signal.SIGPWR)
 
         while executors() < 2:
             time.sleep(0.1)
@@ -220,9 +220,7 @@ def test_a_run_goes_on_where_spark_excludes_what_has_failed(
             while len(sizes) < 20 or sizes[-1] < 4:
                 step(sizes)
                 if len(sizes) == 10 and os.environ["RANK"] == "0":
-                    for process in psutil.process_iter(["name", "cwd"]):
-                        if process.info == {"name": "java", "cwd": os.getcwd()}:  # the executor
-                            process.kill()
+                    executor().kill()
             return sizes
 
         while executors() < 2:

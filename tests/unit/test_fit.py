@@ -132,6 +132,7 @@ def test_accuracy_takes_scores_of_classes_and_of_one_class(
 def test_ranks_run_where_there_is_something_to_run_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    # No argument: fit looks for the session by itself.
     monkeypatch.setattr("horovod_runner.integrations.training.where._session", session_of)
     here = SimpleNamespace(sparkContext=SimpleNamespace(master="local[2]"))
     cluster = SimpleNamespace(sparkContext=SimpleNamespace(master="spark://host:7077"))

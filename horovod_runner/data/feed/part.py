@@ -64,3 +64,14 @@ def divide(rows: int, fraction: float, seed: int) -> tuple[Part, Part]:
     is_chosen[order[:count]] = True
     chosen, left = np.flatnonzero(is_chosen), np.flatnonzero(~is_chosen)
     return Part(left, size, rows - count * size), Part(chosen, size, count * size)
+
+
+def check_validation(validation: float | str) -> None:
+    """Check what `Shard.split` is to divide by; it says what is raised."""
+    if isinstance(validation, bool) or not isinstance(validation, float | str):
+        raise TypeError(
+            f"validation must be a fraction such as 0.2, or the name of a column, not "
+            f"{validation!r}"
+        )
+    if isinstance(validation, float) and not 0 < validation < 1:
+        raise ValueError(f"validation must be between 0 and 1, not {validation}")

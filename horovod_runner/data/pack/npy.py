@@ -12,7 +12,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from horovod_runner.data.pack.columns import Array, read_bytes
+from horovod_runner.data.pack.arrow_rows import read_bytes
+from horovod_runner.data.pack.columns import Array
 from horovod_runner.errors import DataError
 
 Dtype: TypeAlias = np.dtype[Any]

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from horovod_runner.data.pack import arrow_rows
 from horovod_runner.data.pack import columns as column_types
 from horovod_runner.data.pack.columns import Column, Rows, Sizes
 from horovod_runner.data.pack.file_locks import make_together, write_whole
@@ -96,7 +97,7 @@ class PieceWriter:
         """The rows of a column, or zeros if they cannot be used."""
         if column.name not in self._piece.refused:
             try:
-                return column_types.read(batch, column)
+                return arrow_rows.read(batch, column)
             except DataError as error:
                 self._piece.refused[column.name] = str(error)
         if column.is_fixed:
@@ -114,7 +115,7 @@ class PieceWriter:
         columns = column_types.columns_of(pa.schema(plain)).values()
         self._layout = Layout(
             [
-                column if column.kind == "list" else column_types.settle(column, [batch])
+                column if column.kind == "list" else arrow_rows.settle(column, [batch])
                 for column in columns
             ],
             [],
@@ -134,10 +135,10 @@ class PieceWriter:
             sizes[name] = [(int(rows.lengths.min()), int(rows.lengths.max()))]
         for name, column in column_types.columns_of(raw.schema).items():
             if not column.is_settled:
-                sizes[name] = column_types.sizes_of(column_at(raw, name))
+                sizes[name] = arrow_rows.sizes_of(column_at(raw, name))
         for name, of_batch in sizes.items():
             before = piece.lengths.get(name, of_batch)
-            piece.lengths[name] = column_types.joined([before, of_batch])
+            piece.lengths[name] = arrow_rows.joined([before, of_batch])
         if self._raw:
             first = repr(raw.slice(0, 1).to_pylist())[:_SAMPLE_BYTES]
             piece.sample = zlib.crc32(first.encode(), piece.sample)
@@ -205,7 +206,7 @@ def _is_plain(name: str, array: pa.Array) -> bool:
     types = leaves(pa.schema([(name, array.type)]))
     if any(is_ml_vector(type_) for type_ in types.values()):
         # A sparse vector may be a thousand times as large when it is dense.
-        return array.type in types.values() and not column_types.has_sparse(array)
+        return array.type in types.values() and not arrow_rows.has_sparse(array)
     columns = column_types.columns_of(pa.schema([(name, array.type)]))
     return len(columns) == len(types) and all(
         column.kind != "object" and f".{ANY_KEY}" not in column.name for column in columns.values()
@@ -256,9 +257,9 @@ def _common(by_type: Column, in_pieces: set[Column], lengths: Sequence[Sizes]) -
     """
     if by_type.is_settled:
         return by_type
-    sizes = column_types.joined(lengths) if lengths else []
+    sizes = arrow_rows.joined(lengths) if lengths else []
     if by_type.kind != "vector":
-        return column_types.settled(by_type, sizes)
+        return arrow_rows.settled(by_type, sizes)
     widths = {column.width for column in in_pieces} | {width for pair in sizes for width in pair}
     if len(widths) > 1:
         raise DataError(

@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 import pyarrow as pa
 
 from horovod_runner.common.text import has_password
+from horovod_runner.data.pack import arrow_rows
 from horovod_runner.data.pack import columns as column_types
 from horovod_runner.data.pack.columns import Column, Columns, Rows
 from horovod_runner.data.pack.layout import Chunk, Layout, pack
@@ -101,7 +102,7 @@ class ArrowReader(ABC):
         if all(column.is_settled for column in columns):
             return columns
         rows = list(self._examples([column.name for column in columns if not column.is_settled]))
-        return [column_types.settle(column, rows, self.ragged) for column in columns]
+        return [arrow_rows.settle(column, rows, self.ragged) for column in columns]
 
     def _examples(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """The rows by which lists are taken for vectors: the first ones."""
@@ -123,7 +124,7 @@ def pack_batch(
     """Pack the rows of a record batch; ``first`` is the number of its first row."""
 
     def read(column: Column) -> Rows:
-        return column_types.read(batch, column, fill_null.get(column.name), first)
+        return arrow_rows.read(batch, column, fill_null.get(column.name), first)
 
     return pack(layout, batch.num_rows, read)
 
@@ -197,7 +198,7 @@ class Pieces:
         # The value of a map's key, which no piece could describe.
         rows = [batch for number in range(len(self.names)) for batch in self._raw(number)]
         return [
-            column_types.settle(column, rows) if column in unknown else column for column in columns
+            arrow_rows.settle(column, rows) if column in unknown else column for column in columns
         ]
 
     def chunks(self, unit: int, layout: Layout) -> Iterator[Chunk]:
@@ -218,7 +219,7 @@ class Pieces:
                 rows = raw.slice(row, chunk.rows).combine_chunks().to_batches()[0]
                 first = sum(self.units[:unit]) + row
                 for column in others:
-                    columns[column.name] = column_types.read(rows, column, first=first)
+                    columns[column.name] = arrow_rows.read(rows, column, first=first)
             row += chunk.rows
             yield pack(layout, chunk.rows, lambda column: _as(column, columns[column.name]))  # noqa: B023
 

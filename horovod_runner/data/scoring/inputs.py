@@ -13,6 +13,7 @@ import pyarrow as pa
 from horovod_runner.common.spark_session import quoted
 from horovod_runner.data.feed.fields import Field, fields_of, names_of
 from horovod_runner.data.feed.options import FeedOptions
+from horovod_runner.data.pack import arrow_rows
 from horovod_runner.data.pack import columns as column_types
 from horovod_runner.data.pack.columns import Column, Columns, Rows
 from horovod_runner.errors import DataError
@@ -66,7 +67,7 @@ class Inputs:
         }
         options = replace(options, images=images or None)
         names = names_of(available, options)
-        column_types.check_fill_nulls(schema, available, fill_null or {})
+        arrow_rows.check_fill_nulls(schema, available, fill_null or {})
         columns = {column.name: column for name in names for column in available.find(name)}
         fields_of(Columns(columns), options)
         settled = all(column.is_settled for column in columns.values())
@@ -85,7 +86,7 @@ class Inputs:
     def settle(self, batch: pa.RecordBatch) -> Inputs:
         """The same inputs with the columns decided by the first rows."""
         columns = {
-            name: column_types.settle(column, [_present(batch, name)], self.ragged)
+            name: arrow_rows.settle(column, [_present(batch, name)], self.ragged)
             for name, column in self.columns.items()
         }
         settled = batch.num_rows > 0
@@ -120,7 +121,7 @@ class Inputs:
 
     def _read(self, batch: pa.RecordBatch) -> dict[str, Any]:
         rows: dict[str, Rows] = {
-            name: column_types.read(batch, column, self.fill_null.get(name))
+            name: arrow_rows.read(batch, column, self.fill_null.get(name))
             for name, column in self.columns.items()
         }
         return {part.name: part.of(rows) for part in self.fields}

@@ -15,6 +15,7 @@ from horovod_runner.common.spark_session import quoted
 from horovod_runner.data.feed.options import ALIASES, Columns, Dtypes, FeedOptions, PadRagged
 from horovod_runner.data.pack.images import Image
 from horovod_runner.data.read.staging import arrow_schema
+from horovod_runner.data.read.tables import pandas_table, without_twins
 from horovod_runner.data.scoring import model_file
 from horovod_runner.data.scoring.first_rows import try_first_rows
 from horovod_runner.data.scoring.inputs import Inputs
@@ -30,7 +31,7 @@ from horovod_runner.data.scoring.outputs import (
 from horovod_runner.data.scoring.scorer import OnError, Scorer, with_postprocess
 from horovod_runner.data.scoring.spark_query import ERRORS, lift_limits, with_outputs
 from horovod_runner.data.scoring.table import score_table
-from horovod_runner.data.sources import pandas_table, source_of, without_twins
+from horovod_runner.data.sources import source_of
 from horovod_runner.errors import DataError
 from horovod_runner.host.gpus import local_device
 from horovod_runner.host.scratch import temporary_folder

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import inspect
 import os
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
 
 from horovod_runner.common.arguments import did_you_mean, meant
-from horovod_runner.common.options import ALIASES, CheckpointConfig, grouped, where_options_are
-from horovod_runner.data.feed.fields import flat_names
-from horovod_runner.data.shard import check_validation
+from horovod_runner.common.options import CheckpointConfig, grouped, where_options_are
+from horovod_runner.data.feed.part import check_validation
 from horovod_runner.data.sources import DataFrameSource, source_of
+from horovod_runner.integrations.training.arguments import (
+    ALIASES,
+    check_fitting,
+    check_numbers,
+    features_of,
+    labels_of,
+    watched,
+)
 from horovod_runner.integrations.training.checks import check_source
 from horovod_runner.integrations.training.fitted import Fitted
 from horovod_runner.integrations.training.metrics import metrics_of
+from horovod_runner.integrations.training.network import Kind, kind_of, made, training_class
 from horovod_runner.integrations.training.rows import only, split
 from horovod_runner.integrations.training.schedules import Curve, Factor, schedule_of
 from horovod_runner.integrations.training.training import Names, Precision, Training, train
@@ -29,9 +35,7 @@ if TYPE_CHECKING:
     from horovod_runner.data.feed.options import Dtypes, PadRagged, Transform
     from horovod_runner.data.pack.images import Image
 
-Kind = Literal["torch", "keras", "lightning"]
 _NAMES: Final = Names("x", "y", "weight")
-_GREATER_IS_BETTER: Final = ("acc", "auc", "f1", "precision", "recall", "r2")
 
 
 def fit(
@@ -154,20 +158,21 @@ def fit(
     given = dict(locals())
     given.pop("options")
     runner_options = _runner_options(options)
-    _check_numbers(given)
+    check_numbers(given)
     network = made(model, seed, precision)
     kind = kind_of(network)
-    _check_fitting(kind, {**given, "network": network})
+    parameters = inspect.signature(fit).parameters
+    check_fitting(kind, {**given, "network": network}, parameters)
     other = None
     if validation is not None and source_of(validation) is not None:
         validation, other = None, validation
     if validation is not None:
         check_validation(validation)
     named = metrics_of(kind, metrics)
-    watched = _watched(kind, monitor, named, validation is not None or other is not None)
+    best = watched(kind, monitor, named, validation is not None or other is not None)
     choice = choose(ranks, where, data)
     saves = checkpoint_dir is not None or runner_options.get("max_restarts", 0) > 0
-    training = _training_class(kind)(
+    training = training_class(kind)(
         model=network,
         features=features_of(x),
         labels=labels_of(y),
@@ -195,7 +200,7 @@ def fit(
         clip_norm=clip_norm,
         precision=precision,
         patience=patience,
-        monitor=watched,
+        monitor=best,
         syncs_batch_norm=sync_batch_norm,
         names=_NAMES,
         **({"step": step} if kind == "torch" else {}),
@@ -220,269 +225,6 @@ def _is_dataframe(data: Any) -> bool:
     return isinstance(source_of(data), DataFrameSource)
 
 
-def _watched(
-    kind: Kind, monitor: str | None, metrics: Any, has_validation: bool
-) -> tuple[str, Literal["min", "max"]]:
-    """The metric that tells the best epoch, and whether it is low or high there.
-
-    Raises:
-        ValueError: there is no such metric.
-    """
-    name = monitor or ("val_loss" if has_validation else "loss")
-    if kind == "torch":
-        known = ["loss", *metrics]
-        known += [f"val_{each}" for each in known] if has_validation else []
-        if name not in known:
-            raise ValueError(f"monitor={name!r}, and the metrics are {', '.join(known)}")
-    return name, "max" if any(mark in name.lower() for mark in _GREATER_IS_BETTER) else "min"
-
-
-def made(model: Any, seed: int, precision: Precision = "float32") -> Any:
-    """The model, made if ``model`` is a class or a function that makes it.
-
-    Raises:
-        TypeError: it is neither.
-    """
-    if not isinstance(model, type) and _bases(model) & {"Module", "Model"}:
-        return model
-    if not callable(model):
-        raise TypeError(
-            "model must be a torch module, a Keras model or a Lightning module, or a class or "
-            f"function that makes it, not {model!r}"
-        )
-    with _seeded(seed), _policy(precision):
-        return model()
-
-
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Seed what networks draw their weights from; Python's and NumPy's state return afterwards."""
-    import random
-
-    import numpy as np
-
-    before = random.getstate(), np.random.get_state()
-    random.seed(seed)
-    np.random.seed(seed)
-    if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(seed)
-    if "keras" in sys.modules:
-        from horovod_runner.integrations.training.keras_loop import set_seed
-
-        set_seed(seed)
-    try:
-        yield
-    finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
-
-
-@contextmanager
-def _policy(precision: Precision) -> Iterator[None]:
-    """Let the layers of Keras that are made meanwhile compute in a type of numbers."""
-    keras = sys.modules.get("keras")
-    if keras is None or precision == "float32":
-        yield
-        return
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(f"mixed_{precision}")
-    try:
-        yield
-    finally:
-        keras.config.set_dtype_policy(before)
-
-
-def _bases(model: Any) -> set[str]:
-    """The names of the classes of frameworks that a model is of."""
-    homes = ("torch.", "keras.", "lightning.", "pytorch_lightning.")
-    return {
-        base.__name__ for base in type(model).__mro__ if f"{base.__module__}.".startswith(homes)
-    }
-
-
-def kind_of(model: Any) -> Kind:
-    """Which framework a model is of.
-
-    Raises:
-        TypeError: of none.
-    """
-    bases = _bases(model)
-    if "LightningModule" in bases:
-        return "lightning"
-    if "Model" in bases:  # before torch: a model of Keras on torch is a module, too
-        return "keras"
-    if "Module" in bases:
-        return "torch"
-    raise TypeError(
-        "model must be a torch module, a Keras model or a Lightning module, or a class or function "
-        f"that makes it; it made {model!r}"
-    )
-
-
-def _training_class(kind: Kind) -> type[Any]:
-    if kind == "torch":
-        from horovod_runner.integrations.training.torch import TorchTraining
-
-        return TorchTraining
-    if kind == "keras":
-        from horovod_runner.integrations.training.keras import KerasTraining
-
-        return KerasTraining
-    from horovod_runner.integrations.training.lightning import LightningTraining
-
-    return LightningTraining
-
-
-def features_of(x: Any) -> dict[str, str | list[str]]:
-    """The inputs of the network, by name.
-
-    Raises:
-        TypeError: ``x`` names no columns.
-    """
-    if x is None:
-        return {}
-    named: dict[str, str | list[str]] = {}
-    if isinstance(x, str):
-        named = {x: x}
-    elif isinstance(x, Mapping):
-        named = {name: c if isinstance(c, str) else list(c) for name, c in x.items()}
-    elif isinstance(x, Sequence):
-        named = {"+".join(map(str, x)): list(x)}
-    flat = flat_names(named.values())
-    if not flat or not all(isinstance(name, str) for name in flat):
-        raise TypeError(
-            "x must name columns: 'image'; or ['age', 'income'] for columns side by side; or "
-            f"{{'first': 'image', 'second': ['age', 'income']}} for several inputs; not {x!r}"
-        )
-    return named
-
-
-def labels_of(y: Any) -> list[str]:
-    """The columns of the labels.
-
-    Raises:
-        TypeError: ``y`` names no columns.
-    """
-    if y is None:
-        return []
-    names = list(y) if isinstance(y, Sequence) and not isinstance(y, str) else [y]
-    if not all(isinstance(name, str) for name in names):
-        raise TypeError(f"y must name the column of the labels, or a list of columns, not {y!r}")
-    return names
-
-
-@dataclass(frozen=True)
-class _Rule:
-    """Which arguments a kind of model needs, and which do not fit it."""
-
-    needs: Sequence[str]
-    refuses: Mapping[str, str]
-
-
-_OWN = "a Lightning module has its own"
-_OF_TRAINER = "it is for Lightning's Trainer"
-_RULES: Final[Mapping[Kind, _Rule]] = {
-    "torch": _Rule(("x", "y", "loss", "optimizer"), {"trainer_options": _OF_TRAINER}),
-    "keras": _Rule(
-        ("x", "y"),
-        {
-            "step": "it replaces the step of a torch module; override train_step of the model",
-            "save_every": "Keras models are saved at the ends of epochs",
-            "trainer_options": _OF_TRAINER,
-        },
-    ),
-    "lightning": _Rule(
-        (),
-        {
-            "loss": f"{_OWN}, in training_step",
-            "optimizer": f"{_OWN}, in configure_optimizers",
-            "schedule": f"{_OWN}, in configure_optimizers",
-            "warmup": f"{_OWN}, in configure_optimizers",
-            "metrics": f"{_OWN}: log them with self.log",
-            "step": f"{_OWN}, training_step",
-            "weight": "name the column in x, and use it in training_step",
-        },
-    ),
-}
-_EXAMPLES: Final = {
-    "x": "x='image', the column of the network's input",
-    "y": "y='label', the column of the labels",
-    "loss": "loss=torch.nn.CrossEntropyLoss()",
-    "optimizer": "optimizer=lambda parameters: torch.optim.Adam(parameters, lr=1e-3)",
-}
-
-
-def _check_fitting(kind: Kind, given: Mapping[str, Any]) -> None:
-    """Raise ValueError if an argument is missing, or is not for this kind of model."""
-    rule, called = _RULES[kind], f"a {kind.capitalize()} model"
-    for name in rule.needs:
-        if given[name] is None and not (name == "loss" and given["step"] is not None):
-            raise ValueError(f"fit requires {name} for {called}: {_EXAMPLES[name]}")
-    for name, why in rule.refuses.items():
-        if given[name] != inspect.signature(fit).parameters[name].default:
-            raise ValueError(f"{name} is not for {called}: {why}")
-    if kind == "keras" and given["precision"] != "float32" and given["network"] is given["model"]:
-        raise ValueError(
-            f"precision={given['precision']!r}: the layers of a Keras model get their precision "
-            "when they are made, so give a function that makes the model"
-        )
-    if given["resume"] and given["checkpoint_dir"] is None:
-        raise ValueError(
-            "resume=True continues from the latest checkpoint in checkpoint_dir: name the folder"
-        )
-    if (given["x"] is None) != (given["y"] is None):
-        raise ValueError("give x and y, or neither: a Lightning module then gets all columns")
-
-
-_AT_LEAST_1: Final = ("global_batch", "epochs", "accumulate", "save_every", "patience")
-
-
-def _check_numbers(given: Mapping[str, Any]) -> None:
-    for name in (*_AT_LEAST_1, "warmup", "seed"):
-        value = given[name]
-        if value is None and name in ("save_every", "patience"):
-            continue
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"{name} must be a whole number, not {value!r}")
-        if value < (name in _AT_LEAST_1):
-            raise ValueError(f"{name} must be {int(name in _AT_LEAST_1)} or more, not {value}")
-    if given["global_batch"] % given["accumulate"]:
-        raise ValueError(
-            f"accumulate={given['accumulate']} does not divide global_batch="
-            f"{given['global_batch']} into equal parts: change one of them"
-        )
-    if given["precision"] not in get_args(Precision):
-        raise ValueError(
-            f"precision must be 'float32', 'bfloat16' or 'float16', not {given['precision']!r}"
-        )
-    clip = given["clip_norm"]
-    if clip is not None and (isinstance(clip, bool) or not isinstance(clip, int | float)):
-        raise TypeError(f"clip_norm must be a number, not {clip!r}")
-    if clip is not None and not clip > 0:
-        raise ValueError(f"clip_norm must be above 0, not {clip}")
-    if given["monitor"] is not None and not isinstance(given["monitor"], str):
-        raise TypeError(f"monitor must be the name of a metric, not {given['monitor']!r}")
-
-
-_ALIASES: Final = {
-    **ALIASES,
-    **dict.fromkeys(("features", "feature_cols", "inputs", "X", "featuresCol"), "x"),
-    **dict.fromkeys(("labels", "label_cols", "target", "targets", "labelCol"), "y"),
-    **dict.fromkeys(("batch_size", "batch"), "global_batch"),
-    **dict.fromkeys(("num_epochs", "max_epochs", "n_epochs"), "epochs"),
-    **dict.fromkeys(("np", "num_proc", "num_workers", "world_size", "size", "n"), "ranks"),
-    **dict.fromkeys(("val", "validation_data", "validation_split", "valid"), "validation"),
-    **dict.fromkeys(("criterion", "loss_fn"), "loss"),
-    **dict.fromkeys(("lr_scheduler", "scheduler"), "schedule"),
-    **dict.fromkeys(("gradient_clip_val", "max_grad_norm", "clip"), "clip_norm"),
-    **dict.fromkeys(("accumulation", "accumulate_grad_batches"), "accumulate"),
-    **dict.fromkeys(("early_stopping", "early_stopping_rounds"), "patience"),
-    **dict.fromkeys(("sample_weight", "weights", "weight_col", "weightCol"), "weight"),
-    **dict.fromkeys(("random_state", "random_seed"), "seed"),
-    **dict.fromkeys(("amp", "mixed_precision", "fp16", "bf16"), "precision"),
-}
-
-
 def _runner_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of HorovodRunner.
 
@@ -495,7 +237,7 @@ def _runner_options(options: Mapping[str, Any]) -> dict[str, Any]:
     for name in options:
         if name not in known:
             own = inspect.signature(fit).parameters
-            text = meant(name, own, _ALIASES, {each: each for each in known})
+            text = meant(name, own, ALIASES, {each: each for each in known})
             raise TypeError(f"fit has no argument {name!r}.{did_you_mean(text)}")
     return grouped(options)
 

@@ -56,12 +56,9 @@ class TorchTraining(Training):
 
     def check(self, first: Mapping[str, Any]) -> None:
         """See Training, as for the methods below."""
-        from horovod_runner.integrations.training.torch_loop import (
-            Batch,
-            as_list,
-            make_optimizer,
-            total_loss,
-        )
+        from horovod_runner.integrations.training.losses import as_list, total_loss
+        from horovod_runner.integrations.training.optimizer import make_optimizer
+        from horovod_runner.integrations.training.torch_loop import Batch
 
         model = copy.deepcopy(self.model).cpu().eval()
         if not isinstance(model, torch.nn.Module):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
-import inspect
 import io
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -18,13 +16,20 @@ from horovod_runner.data.scoring.models.torch import caller
 from horovod_runner.data.shard import Shard
 from horovod_runner.integrations.loops.prepare import prepare
 from horovod_runner.integrations.training import batch_norm
+from horovod_runner.integrations.training.losses import (
+    as_list,
+    divides_by_more_than_rows,
+    divisor_of,
+    fitted_label,
+    total_loss,
+)
+from horovod_runner.integrations.training.optimizer import make_optimizer, scale
+from horovod_runner.integrations.training.sums import Sums
 from horovod_runner.integrations.training.torch import TorchTraining
 from horovod_runner.integrations.training.training import Trained, Training
 from horovod_runner.worker.api import check_weights, load_checkpoint, report, save_checkpoint
 
-_ROWS = "rows of all ranks"
 _REPORTED = 10  # steps from one report to the next
-_CLASS_LOSSES = ("CrossEntropyLoss", "NLLLoss", "MultiMarginLoss", "cross_entropy", "nll_loss")
 
 
 @dataclass
@@ -65,7 +70,7 @@ def train(training: TorchTraining, train: Shard, valid: Shard | None) -> Trained
     torch.manual_seed(training.random_seed + hvd.rank())  # ranks drop out different units
     made = make_optimizer(model, training.optimizer, training.learning_rate)
     if training.scales_learning_rate:
-        _scale(made.param_groups, hvd.size())
+        scale(made.param_groups, hvd.size())
     model, optimizer = prepare(
         model,
         made,
@@ -87,7 +92,7 @@ def train(training: TorchTraining, train: Shard, valid: Shard | None) -> Trained
     if training.returns_optimizer:
         state = loop.optimizer.state_dict()
         if training.scales_learning_rate:
-            _scale(state["param_groups"], 1 / hvd.size())
+            scale(state["param_groups"], 1 / hvd.size())
     return Trained(weights_of(model), loop.history, state)
 
 
@@ -277,7 +282,7 @@ class _Loop:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.training.scales_learning_rate:  # it may come from another number of ranks
-            _scale(self.optimizer.param_groups, hvd.size() / state["ranks"])
+            scale(self.optimizer.param_groups, hvd.size() / state["ranks"])
         self.history.update(state["history"])
         self.epoch, self._step = int(state["epoch"]), int(state["step"])
         if self._scaler is not None and state["scaler"]:
@@ -361,50 +366,8 @@ class _Loop:
             self._sums.add("loss", part * share, rows)
         self._sums.rows += batch.rows
 
-    def _no_sums(self) -> _Sums:
-        return _Sums(("loss", *self.training.named_metrics), self._device)
-
-
-class _Sums:
-    """Sums of metrics over this rank's rows, on its device.
-
-    Attributes:
-        rows: how many rows they are of.
-    """
-
-    def __init__(self, names: Iterable[str], device: torch.device) -> None:
-        self.rows = 0.0
-        self._sums = {n: torch.zeros((), dtype=torch.float64, device=device) for n in names}
-
-    def add(self, name: str, value: Any, rows: float) -> None:
-        """Add a mean over rows, without waiting for a GPU."""
-        if isinstance(value, torch.Tensor):
-            value = value if value.dim() == 0 else value.reshape(())
-        else:
-            value = float(value)
-        self._sums[name].add_(value, alpha=rows)
-
-    def totals(self) -> dict[str, float]:
-        """The sums of all ranks, and the number of their rows, by name."""
-        rows = torch.tensor(self.rows, dtype=torch.float64)
-        here = torch.stack([rows, *(total.cpu() for total in self._sums.values())])
-        if hvd.size() > 1:
-            here = hvd.allreduce(here, op=hvd.Sum, name="horovod_runner.training.metrics")
-        return dict(zip((_ROWS, *self._sums), here.tolist(), strict=True))
-
-    def means(self) -> dict[str, float]:
-        """The means over the rows of all ranks."""
-        totals = self.totals()
-        rows = totals.pop(_ROWS)
-        return {name: total / rows for name, total in totals.items()}
-
-    def continue_with(self, totals: Mapping[str, float]) -> None:
-        """Add sums of an earlier run; on one rank only, for they are those of all."""
-        for name, total in totals.items():
-            if name == _ROWS:
-                self.rows += total
-            else:
-                self._sums[name] += total
+    def _no_sums(self) -> Sums:
+        return Sums(("loss", *self.training.named_metrics), self._device)
 
 
 def stops(training: Training, history: Mapping[str, Sequence[float]]) -> bool:
@@ -426,141 +389,8 @@ def stops(training: Training, history: Mapping[str, Sequence[float]]) -> bool:
     return len(values) - 1 - best >= training.patience
 
 
-def _scale(groups: Sequence[dict[str, Any]], factor: float) -> None:
-    """Multiply the learning rates of an optimizer's groups."""
-    for group in groups:
-        group["lr"] *= factor
-
-
 def weights_of(model: torch.nn.Module) -> bytes:
     """The state of a module, in torch's format."""
     saved = io.BytesIO()
     torch.save(model.cpu().state_dict(), saved)
     return saved.getvalue()
-
-
-def make_optimizer(model: torch.nn.Module, optimizer: Any, learning_rate: float | None) -> Any:
-    """The optimizer of a model.
-
-    Raises:
-        TypeError: it is neither an optimizer nor a function that returns one.
-        ValueError: it holds the parameters of another model, in several groups.
-    """
-    made = optimizer
-    if not isinstance(made, torch.optim.Optimizer):
-        made = optimizer(model.parameters()) if callable(optimizer) else None
-    if not isinstance(made, torch.optim.Optimizer):
-        raise TypeError(
-            "optimizer must be an optimizer of torch, or a function from the model's parameters to "
-            f"one, lambda parameters: torch.optim.SGD(parameters, lr=0.1), not {optimizer!r}"
-        )
-    of_model = {id(parameter) for parameter in model.parameters()}
-    of_optimizer = {id(parameter) for group in made.param_groups for parameter in group["params"]}
-    if not of_optimizer <= of_model:
-        if len(made.param_groups) > 1:
-            raise ValueError(
-                "optimizer holds the parameters of another model than model, in "
-                f"{len(made.param_groups)} groups: pass a function from the model's parameters to "
-                "an optimizer instead"
-            )
-        settings = {name: v for name, v in made.param_groups[0].items() if name in made.defaults}
-        made = type(made)(model.parameters(), **settings)
-    if learning_rate is not None:
-        for group in made.param_groups:
-            group["lr"] = learning_rate
-    return made
-
-
-def as_list(outputs: Any) -> list[torch.Tensor]:
-    """The outputs of a model, which may be a tensor, a tuple or a dict of tensors."""
-    if isinstance(outputs, torch.Tensor):
-        return [outputs]
-    return list(outputs.values() if hasattr(outputs, "values") else outputs)
-
-
-def total_loss(
-    training: TorchTraining,
-    outputs: Sequence[torch.Tensor],
-    labels: Sequence[torch.Tensor],
-    weight: torch.Tensor | None,
-) -> torch.Tensor:
-    """The weighted sum of the losses of all outputs.
-
-    Raises:
-        ValueError: the model has another number of outputs than there are labels.
-    """
-    training.check_outputs(len(outputs))
-    scales = training.loss_weights or [1.0] * len(outputs)
-    total: Any = 0.0
-    for number, (scale, output, label) in enumerate(zip(scales, outputs, labels, strict=True)):
-        loss = training.loss_of(number)
-        part = _loss(loss, output, fitted_label(loss, output, label), weight)
-        total = total + scale * part if len(outputs) > 1 or scale != 1 else part
-    value: torch.Tensor = total
-    return value
-
-
-def _loss(
-    loss: Callable[..., Any],
-    output: torch.Tensor,
-    label: torch.Tensor,
-    weight: torch.Tensor | None,
-) -> torch.Tensor:
-    if weight is None:
-        value: torch.Tensor = loss(output, label)
-        return value
-    by_row = unreduced(loss)(output, label)
-    return (by_row.reshape(len(by_row), -1).mean(dim=1) * weight).mean()
-
-
-def unreduced(loss: Callable[..., Any]) -> Callable[..., Any]:
-    """The same loss with one value per row.
-
-    Raises:
-        TypeError: it can only be a mean.
-    """
-    if isinstance(loss, torch.nn.Module) and hasattr(loss, "reduction"):
-        by_row: Any = copy.copy(loss)
-        by_row.reduction = "none"
-        unreduced_loss: Callable[..., Any] = by_row
-        return unreduced_loss
-    if "reduction" in inspect.signature(loss).parameters:
-        return lambda output, label: loss(output, label, reduction="none")
-    raise TypeError(
-        f"sample_weight_col requires a loss with a parameter reduction, as those of torch have, "
-        f"not {loss!r}"
-    )
-
-
-def divides_by_more_than_rows(loss: Callable[..., Any], label: torch.Tensor) -> bool:
-    """Whether the mean of a loss is over the weights of classes, or over labels that count."""
-    if not isinstance(loss, torch.nn.CrossEntropyLoss | torch.nn.NLLLoss):
-        return False
-    return loss.weight is not None or loss.ignore_index >= 0 or label.ndim > 1
-
-
-def divisor_of(loss: Any, label: torch.Tensor) -> torch.Tensor:
-    """What such a loss divides the sum over its labels by."""
-    if label.is_floating_point() and label.ndim > 1:  # probabilities of classes
-        return torch.tensor(float(len(label)), device=label.device)
-    label = label.long()
-    counts = label != loss.ignore_index
-    if loss.weight is None:
-        return counts.sum().float()
-    return (loss.weight.to(label.device)[label.clamp(min=0)] * counts).sum()
-
-
-def fitted_label(
-    loss: Callable[..., Any], output: torch.Tensor, label: torch.Tensor
-) -> torch.Tensor:
-    """The label as a loss takes it.
-
-    Class numbers become whole numbers. Other labels get the output's type, and its shape where both
-    have as many numbers: (rows,) against (rows, 1) would be broadcast to (rows, rows).
-    """
-    name = getattr(loss, "__name__", type(loss).__name__)
-    if name in _CLASS_LOSSES and label.ndim < output.ndim:
-        return label.long()
-    if label.shape != output.shape and label.numel() == output.numel():
-        label = label.reshape(output.shape)
-    return label.to(output.dtype) if output.is_floating_point() else label

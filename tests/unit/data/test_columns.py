@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from horovod_runner.data.pack import columns, nested
+from horovod_runner.data.pack import arrow_rows, columns, nested
 from horovod_runner.data.pack.columns import Column, Rows
 from horovod_runner.errors import DataError
 
@@ -24,8 +24,8 @@ MOMENT = datetime.datetime(1970, 1, 1, 0, 0, 1)
 
 def read(array: pa.Array, fill_null: object = None) -> tuple[Column, Rows]:
     batch = pa.record_batch([array], ["c"])
-    column = columns.settle(columns.columns_of(batch.schema)["c"], [batch])
-    return column, columns.read(batch, column, fill_null)
+    column = arrow_rows.settle(columns.columns_of(batch.schema)["c"], [batch])
+    return column, arrow_rows.read(batch, column, fill_null)
 
 
 @pytest.mark.parametrize(
@@ -127,10 +127,10 @@ def test_structs_become_their_fields_with_their_nulls() -> None:
     batch = pa.record_batch([array], ["s"])
     by_name = columns.columns_of(batch.schema)
     assert list(by_name) == ["s.x", "s.y.z"]
-    assert columns.read(batch, by_name["s.y.z"]).values.tolist() == [2.0, 4.0]
+    assert arrow_rows.read(batch, by_name["s.y.z"]).values.tolist() == [2.0, 4.0]
     batch = pa.record_batch([pa.array([{"x": 1}, None])], ["s"])
     with pytest.raises(DataError, match=r"'s\.x'.*nulls \(1 .* 2 rows"):
-        columns.read(batch, columns.columns_of(batch.schema)["s.x"])
+        arrow_rows.read(batch, columns.columns_of(batch.schema)["s.x"])
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_lists_of_lists_are_tensors_if_all_have_one_shape() -> None:
     assert (column.kind, column.shape, column.dtype) == ("object", (-1, -1), "int64")
     batch = pa.record_batch([pa.array([[[1], [2]], [[1], [2, 3]]])], ["c"])
     with pytest.raises(DataError, match=r"'c' .* 1 and of 2 values, as in row 11\b.*ragged="):
-        columns.read(batch, Column("c", "vector", "int64", (2, 1)), first=10)
+        arrow_rows.read(batch, Column("c", "vector", "int64", (2, 1)), first=10)
 
 
 @pytest.mark.parametrize("cells", [[[["a"], None]], [[["a", None]]], [[[1], None]], [[[1, None]]]])
@@ -248,18 +248,18 @@ def test_nulls_inside_lists_of_lists_are_refused(cells: list[Any]) -> None:
 
 def test_a_list_with_one_length_at_first_and_others_later_is_refused() -> None:
     batch = pa.record_batch([pa.array([[1, 2]])], ["c"])
-    column = columns.settle(columns.columns_of(batch.schema)["c"], [batch])
+    column = arrow_rows.settle(columns.columns_of(batch.schema)["c"], [batch])
     longer = pa.record_batch([pa.array([[1, 2], [1, 2, 3]])], ["c"])
     with pytest.raises(DataError, match=r"'c'.* 2 .* 3 .*ragged=\['c'\]"):
-        columns.read(longer, column)
-    assert columns.settle(columns.columns_of(batch.schema)["c"], [batch], ["c"]).kind == "list"
+        arrow_rows.read(longer, column)
+    assert arrow_rows.settle(columns.columns_of(batch.schema)["c"], [batch], ["c"]).kind == "list"
 
 
 @pytest.mark.parametrize("type_", [pa.float32(), pa.int64(), pa.bool_()])
 def test_numbers_of_a_slice_are_its_own(type_: pa.DataType) -> None:
     array = pa.array([int(index in (0, 1, 2, 9, 11)) for index in range(100)]).cast(type_)
     for part in (array, array.slice(9, 20), array.slice(3, 0), array.slice(100)):
-        numbers = columns.numbers_of(part)
+        numbers = arrow_rows.numbers_of(part)
         assert numbers.tolist() == part.to_pylist()
         assert numbers.dtype == type_.to_pandas_dtype()
         assert not (len(part) and numbers.flags.writeable)
@@ -274,10 +274,10 @@ def test_the_first_batch_does_not_wait_for_an_import_of_pandas(tmp_path: Path) -
     code = f"""
 import sys
 import pyarrow as pa
-from horovod_runner.data.pack import columns, nested
+from horovod_runner.data.pack import arrow_rows, columns, nested
 batch = pa.ipc.open_file(pa.memory_map({str(path)!r})).get_batch(0)
 for column in columns.columns_of(batch.schema).values():
-    print(columns.read(batch, column).values.tolist())
+    print(arrow_rows.read(batch, column).values.tolist())
 print("pandas" in sys.modules)
 """
     printed = subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60)

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_runner.data import Image, parquet
-from horovod_runner.data import shard as shards
+from horovod_runner.data import stores
 from horovod_runner.data.feed import feed as feeds
 from horovod_runner.data.shard import Shard
 from horovod_runner.data.sources import source_of
@@ -304,7 +304,7 @@ def test_long_packing_reports_its_progress(
     shard.batches(3, ["a"])
     assert capsys.readouterr().out == ""
     # No argument: users would find it in the signature of Shard.
-    monkeypatch.setattr(shards, "_PROGRESS_SECONDS", 0)
+    monkeypatch.setattr(stores, "_PROGRESS_SECONDS", 0)
     shard.batches(3, ["b"])
     assert capsys.readouterr().out.startswith("train: 1 of 1 parts packed on ")
 

@@ -101,7 +101,7 @@ class TorchEstimator(HorovodEstimator):
         metadata: Mapping[str, Any],
         epochs_before: int,
     ) -> Any:
-        from horovod_runner.integrations.training.torch_loop import make_optimizer
+        from horovod_runner.integrations.training.optimizer import make_optimizer
 
         optimizer = make_optimizer(network, copy.deepcopy(self.getOrDefault("optimizer")), None)
         optimizer.load_state_dict(trained.optimizer)
@@ -190,7 +190,7 @@ class Minibatch:
         self, training: TorchTraining, model: Any, optimizer: Any, batch: Batch, step: int
     ) -> tuple[list[Any], Any]:
         """Train with a batch; returns the model's outputs and the loss."""
-        from horovod_runner.integrations.training.torch_loop import as_list, total_loss
+        from horovod_runner.integrations.training.losses import as_list, total_loss
 
         def transform_outputs(outputs: Any, labels: Any) -> tuple[list[Any], Any]:
             return as_list(outputs), labels  # the loss gives labels their shapes

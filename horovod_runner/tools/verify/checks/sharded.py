@@ -82,7 +82,7 @@ def train(steps: int) -> Sharded:
         part = part.detach()
         torch.distributed.all_reduce(part)
         losses.append(float(part) / size)
-        expected.append(float(loss))
+        expected.append(loss.item())
     parts = [weight.to_local() for weight in sharded.parameters()]
     torch.distributed.destroy_process_group()
     held = sum(part.numel() for part in parts)

@@ -1,0 +1,62 @@
+"""Tables in the driver's memory: Arrow's, and those made from pandas' DataFrames."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from horovod_runner.data.pack import columns as column_types
+from horovod_runner.data.read.readers import same_name
+
+
+def without_twins(table: pa.Table) -> pa.Table:
+    """A table without columns of the same name; its schema notes why, see `columns.refusing`."""
+    counts = Counter(table.column_names)
+    refused = {name: same_name(name) for name, count in counts.items() if count > 1}
+    kept = table.select([at for at, name in enumerate(table.column_names) if name not in refused])
+    return kept.replace_schema_metadata(column_types.refusing(kept.schema, refused).metadata)
+
+
+def pandas_table(dataframe: Any) -> pa.Table:
+    """A pandas DataFrame as an Arrow table, without the columns that Arrow cannot hold.
+
+    Its schema notes why, see `columns.refusing`.
+    """
+    arrays: dict[str, pa.Array] = {}
+    refused: dict[str, str] = {}
+    names = [str(name) for name in dataframe.columns]
+    for at, name in enumerate(names):
+        if names.count(name) > 1:
+            refused[name] = same_name(name)
+            continue
+        try:
+            arrays[name] = _series(dataframe.iloc[:, at])
+        except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+            refused[name] = (
+                f"column {name!r} of the pandas DataFrame cannot be converted to Arrow, whose "
+                f"columns have one type each: {error}. Leave it out, or turn it into numbers, "
+                "lists of numbers, text or bytes first"
+            )
+    table = pa.table(arrays)
+    return table.replace_schema_metadata(column_types.refusing(table.schema, refused).metadata)
+
+
+def _series(values: Any) -> pa.Array:
+    """A pandas column as an Arrow array; arrays of several dimensions become lists of lists."""
+    if str(values.dtype).startswith("Sparse"):
+        values = values.sparse.to_dense()
+    if str(values.dtype) == "object":
+        if any(hasattr(value, "toArray") for value in values):  # vectors of Spark ML
+            values = [v.toArray() if hasattr(v, "toArray") else v for v in values]
+        arrays = [value for value in values if isinstance(value, np.ndarray)]
+        levels = max((array.ndim for array in arrays), default=0)
+        if levels > 1:
+            type_ = pa.from_numpy_dtype(np.result_type(*arrays))
+            for _ in range(levels):
+                type_ = pa.list_(type_)
+            return pa.array([v.tolist() if isinstance(v, np.ndarray) else v for v in values], type_)
+    array = pa.array(values, from_pandas=True)
+    return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array

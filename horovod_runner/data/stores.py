@@ -1,0 +1,73 @@
+"""The packed stores of a dataset on this host."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Sequence
+
+import pyarrow as pa
+
+from horovod_runner.data.pack.columns import Column
+from horovod_runner.data.pack.layout import Layout, fingerprint_of
+from horovod_runner.data.pack.store import Store
+from horovod_runner.data.place import run_folder
+from horovod_runner.data.read.readers import Reader
+from horovod_runner.worker.api import log_to_driver
+from horovod_runner.worker.profiling.clock import clock
+
+_PROGRESS_SECONDS = 20.0
+
+
+class Stores:
+    """The stores of a dataset, by their columns.
+
+    Args:
+        name: of the dataset.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._made: dict[tuple[tuple[str, ...], str], Store] = {}
+
+    def of(
+        self,
+        reader: Reader,
+        names: Sequence[str],
+        columns: list[Column],
+        images: str,
+        rank: int | None,
+    ) -> Store:
+        """The packed dataset with some columns, packed by the ranks that ask for it first.
+
+        Args:
+            reader: reads the rows.
+            names: names of the columns.
+            columns: the columns.
+            images: describes the images that are decoded.
+            rank: this rank, if the rows are those of one rank; None if they are of all.
+        """
+        for (known, decoded), store in self._made.items():
+            if set(names) <= set(known) and decoded == images:
+                return store
+        layout = Layout(columns, reader.units, reader.fingerprint)
+        name = fingerprint_of(repr((layout.fingerprint, layout.columns, rank, images)))
+        store = Store.create(run_folder() / name, layout)
+        with clock.timing("data"), clock.stage("pack"):
+            store.fill(lambda unit: reader.chunks(unit, layout), self._report_progress())
+        pa.default_memory_pool().release_unused()  # batches need none of it
+        store.open()
+        self._made[tuple(names), images] = store
+        return store
+
+    def _report_progress(self) -> Callable[[int, int], None]:
+        """Tell the user how far a long packing is, as it could be taken for a hang."""
+        host, last = socket.gethostname(), time.monotonic()
+
+        def done(complete: int, units: int) -> None:
+            nonlocal last
+            if time.monotonic() - last >= _PROGRESS_SECONDS:
+                last = time.monotonic()
+                log_to_driver(f"{self._name}: {complete} of {units} parts packed on {host}")
+
+        return done

@@ -1,0 +1,53 @@
+"""Sums of the metrics of PyTorch over the rows of a rank, and their means over all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+
+_ROWS = "rows of all ranks"
+
+
+class Sums:
+    """Sums of metrics over this rank's rows, on its device.
+
+    Attributes:
+        rows: how many rows they are of.
+    """
+
+    def __init__(self, names: Iterable[str], device: torch.device) -> None:
+        self.rows = 0.0
+        self._sums = {n: torch.zeros((), dtype=torch.float64, device=device) for n in names}
+
+    def add(self, name: str, value: Any, rows: float) -> None:
+        """Add a mean over rows, without waiting for a GPU."""
+        if isinstance(value, torch.Tensor):
+            value = value if value.dim() == 0 else value.reshape(())
+        else:
+            value = float(value)
+        self._sums[name].add_(value, alpha=rows)
+
+    def totals(self) -> dict[str, float]:
+        """The sums of all ranks, and the number of their rows, by name."""
+        rows = torch.tensor(self.rows, dtype=torch.float64)
+        here = torch.stack([rows, *(total.cpu() for total in self._sums.values())])
+        if hvd.size() > 1:
+            here = hvd.allreduce(here, op=hvd.Sum, name="horovod_runner.training.metrics")
+        return dict(zip((_ROWS, *self._sums), here.tolist(), strict=True))
+
+    def means(self) -> dict[str, float]:
+        """The means over the rows of all ranks."""
+        totals = self.totals()
+        rows = totals.pop(_ROWS)
+        return {name: total / rows for name, total in totals.items()}
+
+    def continue_with(self, totals: Mapping[str, float]) -> None:
+        """Add sums of an earlier run; on one rank only, for they are those of all."""
+        for name, total in totals.items():
+            if name == _ROWS:
+                self.rows += total
+            else:
+                self._sums[name] += total
