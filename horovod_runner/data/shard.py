@@ -25,7 +25,7 @@ from horovod_runner.data.feed.options import (
     RowArguments,
     Transform,
 )
-from horovod_runner.data.feed.order import LastBatch, Order, PerRankOrder
+from horovod_runner.data.feed.order import Order, PerRankOrder, rows_of_rank
 from horovod_runner.data.feed.part import Part, check_validation, divide
 from horovod_runner.data.pack.columns import Array
 from horovod_runner.data.pack.store import Store
@@ -274,7 +274,8 @@ class Shard:
         if whole:
             self._refuse_rows_of_ranks("whole=True gives all rows to each rank")
         store, fields = self._packed(made)
-        rows = np.arange(self.rows) if whole else self._rows_for_good(made.how_last)
+        kept = rows_of_rank(self._sizes, *place(), made.how_last, shared=self._counts is None)
+        rows = np.arange(self.rows) if whole else kept
         rows = rows if self._part is None else self._part.numbers(rows)
         all_rows = self.rows if self._counts is None else None
         return torch_feed.RowDataset(store, fields, rows, made, all_rows)
@@ -391,16 +392,6 @@ class Shard:
                 "let all ranks read all rows, with data_config=DataConfig(shared_dir=...) on a "
                 "disk that all hosts share, or with Parquet files"
             )
-
-    def _rows_for_good(self, last_batch: LastBatch) -> Array:
-        """The numbers of the rows that this rank has in all epochs, in its store."""
-        rank, size = place()
-        if self._counts is None:
-            count = self.rows // size if last_batch == "drop" else -(-self.rows // size)
-            return (np.arange(count) * size + rank) % self.rows
-        counts = self._sizes
-        count = min(counts) if last_batch == "drop" else max(counts)
-        return np.arange(count) % max(1, counts[rank])
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_stores": Stores(self._name)}

@@ -706,15 +706,21 @@ def test_a_file_that_is_read_before_it_is_written_is_named(ranks: Ranks, tmp_pat
     check(str(caught.value.__cause__), "Ranks read what rank 0 has not written yet")
 
 
-@pytest.mark.spark
-@pytest.mark.places("cluster")
+@pytest.mark.places("spark")
 def test_a_file_that_executors_do_not_see_is_named(
     ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "train.csv").touch()
     monkeypatch.chdir(tmp_path)
+
+    def main() -> str:
+        import os
+
+        os.chdir("/")  # as an executor of another host, which has a folder of its own
+        return Path("train.csv").read_text()
+
     with pytest.raises(FileNotFoundError) as caught:
-        ranks.run(1, lambda: Path("train.csv").read_text())
+        ranks.run(1, main)
     check(str(caught.value.__cause__), "`main` reads a file of the driver's machine")
 
 

@@ -340,3 +340,23 @@ def _mix(half: _Words, key: np.uint64) -> _Words:
 def _lanes(global_batch: int) -> int:
     """The largest number of equal parts, up to a limit, into which a global batch can be cut."""
     return max(n for n in range(1, _MAX_LANES + 1) if global_batch % n == 0)
+
+
+def rows_of_rank(
+    sizes: Sequence[int], rank: int, ranks: int, last_batch: LastBatch, *, shared: bool
+) -> RowNumbers:
+    """The numbers of the rows that a rank has in all epochs, as many on each rank.
+
+    Args:
+        sizes: rows; of each rank if each has rows of its own.
+        rank: this rank.
+        ranks: how many there are.
+        last_batch: "drop" leaves out the rows that are too many, and the others repeat some.
+        shared: whether all ranks have the same rows.
+    """
+    if shared:
+        (rows,) = sizes
+        count = rows // ranks if last_batch == "drop" else -(-rows // ranks)
+        return (np.arange(count) * ranks + rank) % rows
+    count = min(sizes) if last_batch == "drop" else max(sizes)
+    return np.arange(count) % max(1, sizes[rank])

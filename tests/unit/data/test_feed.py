@@ -14,8 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod_runner.data import Image, parquet
-from horovod_runner.data import stores
+from horovod_runner.data import Image, parquet, stores
 from horovod_runner.data.feed import feed as feeds
 from horovod_runner.data.shard import Shard
 from horovod_runner.data.sources import source_of
