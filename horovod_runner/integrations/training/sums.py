@@ -20,20 +20,24 @@ class Sums:
 
     def __init__(self, names: Iterable[str], device: torch.device) -> None:
         self.rows = 0.0
-        self._sums = {n: torch.zeros((), dtype=torch.float64, device=device) for n in names}
+        self._is_on_cpu = device.type == "cpu"
+        # A sum on the device does not make the loop wait for it; on a CPU a number is cheaper.
+        self._sums: dict[str, Any] = {
+            name: 0.0 if self._is_on_cpu else torch.zeros((), dtype=torch.float64, device=device)
+            for name in names
+        }
 
     def add(self, name: str, value: Any, rows: float) -> None:
         """Add a mean over rows, without waiting for a GPU."""
-        if isinstance(value, torch.Tensor):
-            value = value if value.dim() == 0 else value.reshape(())
+        if self._is_on_cpu or not isinstance(value, torch.Tensor):
+            number = value.item() if isinstance(value, torch.Tensor) else float(value)
+            self._sums[name] += number * rows
         else:
-            value = float(value)
-        self._sums[name].add_(value, alpha=rows)
+            self._sums[name].add_(value.reshape(()), alpha=rows)
 
     def totals(self) -> dict[str, float]:
         """The sums of all ranks, and the number of their rows, by name."""
-        rows = torch.tensor(self.rows, dtype=torch.float64)
-        here = torch.stack([rows, *(total.cpu() for total in self._sums.values())])
+        here = torch.tensor([self.rows, *map(float, self._sums.values())], dtype=torch.float64)
         if hvd.size() > 1:
             here = hvd.allreduce(here, op=hvd.Sum, name="horovod_runner.training.metrics")
         return dict(zip((_ROWS, *self._sums), here.tolist(), strict=True))

@@ -32,7 +32,7 @@ from horovod_runner.worker.api import check_weights, load_checkpoint, report, sa
 _REPORTED = 10  # steps from one report to the next
 
 
-@dataclass
+@dataclass(slots=True)
 class Batch:
     """One batch on this rank.
 
@@ -130,6 +130,11 @@ class _Loop:
         self._sums = self._no_sums()  # of the epoch's metrics, over rows
         self._is_sum = getattr(training.loss, "reduction", "mean") == "sum"
         self._known_shares: dict[Feed[Any], tuple[list[int], list[float], list[float]]] = {}
+        self._step_callbacks = [
+            callback.on_step_end
+            for callback in training.callbacks
+            if hasattr(callback, "on_step_end")
+        ]
         self._scaler = None
         if training.precision == "float16" and self._device.type == "cuda":
             self._scaler = torch.amp.GradScaler("cuda")
@@ -223,9 +228,8 @@ class _Loop:
                 total_steps=training.epochs * self._steps,
                 loss=loss.detach(),
             )
-        for callback in training.callbacks:
-            if hasattr(callback, "on_step_end"):
-                callback.on_step_end(done, loss)
+        for on_step_end in self._step_callbacks:
+            on_step_end(done, loss)
         is_due = training.save_every is not None and done % training.save_every == 0
         if is_due and self._step < self._steps:
             self._save(done, {"epoch": self.epoch})
