@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from horovod_runner.data.feed.options import Dtypes, PadRagged, Transform
     from horovod_runner.data.pack.images import Image
 
-_NAMES: Final = Names("x", "y", "weight")
+_NAMES: Final = Names("x", "y", "weight", "x=['age', 'income']")
 
 
 def fit(

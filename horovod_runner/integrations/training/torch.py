@@ -77,7 +77,7 @@ class TorchTraining(Training):
                 raise ValueError(
                     f"model does not fit the columns: {type(error).__name__}: {error}, on a batch "
                     f"of {shapes}. Change {self.names.features} or dtypes, or the model. "
-                    "A list of names inside it is one input of columns side by side"
+                    f"{self.names.side_by_side} is one input, of columns side by side"
                 ) from error
             try:
                 total_loss(self, outputs, labels, weight)

@@ -26,11 +26,13 @@ class Names:
         features: the columns of the model's inputs.
         labels: the columns of the labels.
         weight: the column of the rows' weights.
+        side_by_side: an example of one input that is made of several columns.
     """
 
     features: str = "feature_cols (or featuresCol)"
     labels: str = "label_cols (or labelCol)"
     weight: str = "sample_weight_col (or weightCol)"
+    side_by_side: str = "feature_cols=[['age', 'income']]"
 
 
 @dataclass(frozen=True)
