@@ -5,7 +5,8 @@ below autograd each operation: what is moved to "cuda" is marked, what is comput
 tensors is marked too, and an operation on tensors of different devices fails with CUDA's own words.
 Values are right, and Horovod sees tensors of the CPU. Streams and events do nothing.
 
-python tests/simulated_gpu.py PROGRAM ARGUMENT... runs a program on a machine with two of them.
+python tests/simulated_gpu.py PROGRAM ARGUMENT... runs a program on a machine with two of them, and
+with a Horovod that was built with NCCL; after --no-nccl with the one that is installed.
 """
 
 from __future__ import annotations
@@ -49,6 +50,13 @@ def install(torch: Any) -> None:
 
     threading.Thread._bootstrap_inner = _bootstrap_inner  # type: ignore[attr-defined]
     enter()
+    run_backward = torch.autograd._engine_run_backward
+
+    def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
+        with functions():  # torch leaves the mode, and hooks and Python's gradients need it
+            return run_backward(*args, **kwargs)
+
+    torch.autograd._engine_run_backward = _engine_run_backward
 
 
 def install_nccl(ops: Any) -> None:
@@ -335,11 +343,12 @@ def _replace_cuda(torch: Any, number: _Number) -> None:
         setattr(torch._C, f"_accelerator_{name}", _another(value))
 
 
-def simulate(folder: Path) -> None:
+def simulate(folder: Path, *, nccl: bool) -> None:
     """Give this machine two GPUs: nvidia-smi lists them, and this process and ranks compute there.
 
     Args:
         folder: an empty one, for a program nvidia-smi.
+        nccl: whether Horovod seems to be built with NCCL.
     """
     import torch
 
@@ -354,12 +363,12 @@ def simulate(folder: Path) -> None:
     os.environ["PATH"] = f"{folder}{os.pathsep}{os.environ['PATH']}"
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(GPUS)))
     # Before the hook of the package that makes the rank's own the current one.
-    hooks = (
-        ImportHook("torch", FUNCTION, "torch has no simulated GPUs"),
-        ImportHook("horovod.torch.mpi_ops", f"{FUNCTION}_nccl", "Horovod has no NCCL"),
-    )
+    hooks = [ImportHook("torch", FUNCTION, "torch has no simulated GPUs")]
+    if nccl:
+        said = ImportHook("horovod.torch.mpi_ops", f"{FUNCTION}_nccl", "Horovod has no NCCL")
+        hooks.append(said)
+        software.without_nccl = lambda hosts, main: []
     make_job.IMPORT_HOOKS = (*hooks, *make_job.IMPORT_HOOKS)  # type: ignore[misc, assignment]
-    software.without_nccl = lambda hosts, main: []
     install(torch)
 
 
@@ -368,9 +377,11 @@ def main() -> None:
     import tempfile
 
     sys.argv[:] = sys.argv[1:]
+    nccl = sys.argv[0] != "--no-nccl"
+    sys.argv[:] = sys.argv[not nccl :]
     sys.path[0] = str(Path(sys.argv[0]).parent)
     with tempfile.TemporaryDirectory() as folder:
-        simulate(Path(folder))
+        simulate(Path(folder), nccl=nccl)
         runpy.run_path(sys.argv[0], run_name="__main__")
 
 

@@ -102,11 +102,13 @@ _END = "\n\nprint(HorovodRunner(np=-1, driver_log_verbosity='all').run(train, da
 _BOTH = "Expected all tensors to be on the same device, but found at least two devices, {} and {}!"
 
 
-def run(main: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def run(
+    main: str, folder: Path, *options: str, runner: str = ""
+) -> subprocess.CompletedProcess[str]:
     program = folder / "program.py"
-    program.write_text(_START + main + _END)
+    program.write_text(_START + main + _END.replace("np=-1", f"np=-1{runner}"))
     return subprocess.run(
-        [*SIMULATED, str(program)],
+        [*SIMULATED, *options, str(program)],
         capture_output=True,
         text=True,
         check=False,
@@ -163,6 +165,55 @@ def test_a_rank_computes_on_a_gpu_and_returns_tensors_of_the_cpu(tmp_path: Path)
     done = run(main, tmp_path)
     assert done.returncode == 0, done.stderr
     assert "trained on cuda:0" in done.stdout
-    *_, returned = done.stdout.splitlines()
-    assert returned.startswith("('cuda', Parameter containing:")  # not device='cuda:0'
-    assert "device=" not in done.stdout
+    assert "('cuda', Parameter containing:\n" in done.stdout
+    assert "device=" not in done.stdout  # torch shows it unless it is the CPU
+
+
+# A machine with GPUs whose Horovod was built without the CUDA toolkit.
+
+_REDUCE = "    return hvd.allreduce(torch.ones(3, device=device)).sum().item()\n"
+
+
+def test_without_nccl_a_program_trains_on_the_cpu_and_the_driver_says_why(tmp_path: Path) -> None:
+    done = run(_REDUCE, tmp_path, "--no-nccl")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["cpu", "3.0"]
+    assert "GPUs, and a Horovod that was built without NCCL: the ranks train on CPUs" in done.stderr
+    assert "horovod-runner install --gpu" in done.stderr
+
+
+def test_without_nccl_a_tensor_on_a_gpu_is_refused_before_it_would_abort_the_rank(
+    tmp_path: Path,
+) -> None:
+    done = run(_REDUCE, tmp_path, "--no-nccl", runner=", gpus_per_rank=1")
+    assert (
+        "GpuError: a tensor on cuda:0 was passed to Horovod, which was built without" in done.stderr
+    )
+    assert "without NCCL: the ranks train" not in done.stderr
+    assert ", in train" in done.stderr
+
+
+def test_without_nccl_code_of_torch_distributed_keeps_its_gpu(tmp_path: Path) -> None:
+    program = """
+from horovod_runner import HorovodRunner
+
+def train():
+    import torch
+    import torch.distributed as dist
+    dist.init_process_group("gloo")
+    return torch.ones(1, device="cuda").device
+
+print(HorovodRunner(np=-1).run(train))
+"""
+    path = tmp_path / "program.py"
+    path.write_text(program)
+    done = subprocess.run(
+        [*SIMULATED, "--no-nccl", str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        timeout=300,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.stdout.splitlines() == ["cuda:0"], done.stderr
