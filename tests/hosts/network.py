@@ -6,8 +6,9 @@
 
 Each host has its own ``/dev/shm``, as hosts do. It also has what can mislead the choice of an
 interface: ``docker0`` with the same address on all hosts, IPv6 beside IPv4, and a name that
-resolves to 127.0.1.1 on the host itself, as on Debian. There may be a host-c and a host-d. host-a and host-b have a second network,
-eth1, which the driver is not in. The host ipv6 has no IPv4 address but loopback's.
+resolves to 127.0.1.1 on the host itself, as on Debian. There may be a host-c and a host-d. host-a
+and host-b have a second network, eth1, which the driver is not in. The host ipv6 has no IPv4
+address but loopback's.
 
 The namespaces have no names. They end with their last process, and the processes end with this one,
 so nothing is left behind.

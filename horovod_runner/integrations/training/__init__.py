@@ -1,6 +1,6 @@
 """`fit` and the training core of all estimators: what a training is, and how its ranks run it.
 
-    fit                          fit.py         describes a training, chooses where it runs (where.py)
+    fit                          fit.py         describes a training, finds a place (where.py)
     Training                     training.py    a plain description: model, loss, columns, options
       check_source               checks.py      tries it on a few rows, on the driver
       train                      training.py    the function that the ranks run
@@ -12,5 +12,6 @@
 
 `rows` splits a DataFrame into rows to train and to validate with. `horovod_runner.ml` and
 `horovod.spark`'s estimators describe their trainings to it. May import `integrations.loops`,
-`integrations.keras`, `integrations.lightning`, and `run` and what that may import. Must not import the estimators.
+`integrations.keras`, `integrations.lightning`, and `run` and what that may import. Must not import
+the estimators.
 """
