@@ -92,7 +92,6 @@ def tune(
     """
     runner = HorovodRunner(
         np=np,
-        gpus_per_rank=0,
         env={"OMP_NUM_THREADS": "1"},  # other trials use the other cores
         progress=False,
         # One import of torch for all trials.

@@ -6,8 +6,8 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from horovod_runner.common.slots import Controller, RankInfo, Slot
-from horovod_runner.common.text import ranks_text
+from horovod_runner.common.slots import Controller, Offer, RankInfo, Slot
+from horovod_runner.common.text import names_text, ranks_text
 from horovod_runner.driver import placement
 from horovod_runner.errors import HorovodRunnerError
 from horovod_runner.host import software
@@ -88,7 +88,9 @@ class Roster:
             LaunchError: hosts cannot reach each other.
         """
         offers = [hello.offer for hello in self.hellos.values()]
-        self.set_slots(placement.assign(offers, self._job.options.gpus_per_rank))
+        hide_gpus = self._hides_gpus(offers)
+        gpus_per_rank = 0 if hide_gpus else self._job.options.gpus_per_rank
+        self.set_slots(placement.assign(offers, gpus_per_rank))
         if controller == "gloo":
             for warning in placement.short_of_ports(self.slots, offers):
                 self._notice(warning)
@@ -110,7 +112,25 @@ class Roster:
                 space,
                 mapping,
                 hosts[slot.host],
+                hide_gpus,
             )
+
+    def _hides_gpus(self, offers: Sequence[Offer]) -> bool:
+        """Whether the ranks train on CPUs beside GPUs; if Horovod cannot use them, says so."""
+        if self._job.options.gpus_per_rank is not None:
+            return self._job.options.gpus_per_rank == 0
+        with_gpus = {offer.hostname for offer in offers if offer.host_gpus or offer.task_gpus}
+        hosts = {hello.offer.hostname: hello.software for hello in self.hellos.values()}
+        names = [n for n in software.without_nccl(hosts, self._job.main) if n in with_gpus]
+        if names:
+            self._notice(
+                f"{names_text('host', names)} {'has' if len(names) == 1 else 'have'} GPUs, and a "
+                "Horovod that was built without NCCL: the ranks train on CPUs. To use the GPUs, "
+                "run there: horovod-runner install --gpu --rebuild. It says what is missing, for "
+                "example the CUDA toolkit. If main does not reduce with Horovod, but with "
+                "torch.distributed, set gpus_per_rank=1."
+            )
+        return bool(names)
 
     def set_slots(self, slots: list[Slot]) -> None:
         """Take over where the ranks are."""

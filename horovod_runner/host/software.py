@@ -6,11 +6,14 @@ worker.
 
 from __future__ import annotations
 
+import glob
 import os
 import platform
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
 
 from horovod_runner.common.options import CpuCollectives
@@ -28,6 +31,14 @@ _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - where MPICH makes them
 # What the buffers of MPICH take of a rank: 5.4 MB with 2 to 16 ranks on a host. With less room it
 # ends hvd.init() with SIGBUS.
 _BYTES_OF_A_RANK = 6_000_000
+# Set on hosts whose Horovod for torch was built without NCCL.
+_NO_NCCL = "no_nccl"
+# What only a library that was linked with NCCL, in whatever way, has in it.
+_OF_NCCL = b"ncclCommInitRank"
+# Names in the pickle of a main that reduces with Horovod for torch.
+_REDUCES_BY_HOROVOD = re.compile(
+    rb"\bhorovod\.torch|horovod_runner\.integrations\.(loops|training\.(torch|lightning))"
+)
 _DIST_INFO = re.compile(r"(?P<name>[\w.]+)-(?P<version>[^-]+)\.dist-info$")
 _ALIASES = {"tensorflow_cpu": "tensorflow", "tensorflow_gpu": "tensorflow"}
 
@@ -44,7 +55,7 @@ def installed(path: Sequence[str] = ()) -> dict[str, str]:
         path: the folders to search; empty for ``sys.path``.
     """
     versions = {"python": platform.python_version()}
-    mpich, built = "", False
+    mpich, built, nccl = "", False, True
     for entry in path or sys.path:
         try:
             names = os.listdir(entry or ".")
@@ -57,12 +68,15 @@ def installed(path: Sequence[str] = ()) -> dict[str, str]:
                 package = _ALIASES.get(package, package)
                 if package == "horovod" and package not in versions:
                     built = _requires_mpich(os.path.join(entry, name))
+                    nccl = _has_nccl(os.path.join(entry, "horovod", "torch"))
                 if package in _PACKAGES:
                     versions.setdefault(package, match["version"])
                 elif package == _MPICH:
                     mpich = mpich or match["version"]
     if built and mpich:
         versions[_MPICH] = mpich
+    if not nccl:
+        versions[_NO_NCCL] = "horovod.torch"
     if not os.access(_SHARED_MEMORY, os.W_OK):
         versions[_NO_SHARED_MEMORY] = _SHARED_MEMORY
     return versions
@@ -74,6 +88,16 @@ def _requires_mpich(folder: str) -> bool:
             return f"\nRequires-Dist: {_MPICH}" in file.read()
     except OSError:
         return False
+
+
+def _has_nccl(folder: str) -> bool:
+    """Whether Horovod's library for torch was built with NCCL; True where there is none."""
+    libraries = glob.glob(os.path.join(glob.escape(folder), "mpi_lib*.so"))
+    for library in libraries:
+        with suppress(OSError):
+            if _OF_NCCL not in Path(library).read_bytes():
+                return False
+    return True
 
 
 class SharedMemory(NamedTuple):
@@ -139,6 +163,18 @@ def choose_controller(
             f"cpu_collectives='mpi' is not possible: {why}. Or leave cpu_collectives out."
         )
     return "gloo", f"controller: Gloo; {why}. MPI reduces several times as fast on CPUs"
+
+
+def without_nccl(hosts: Mapping[str, Software], main: bytes) -> list[str]:
+    """The hosts on whose GPUs main would be aborted at its first collective.
+
+    Args:
+        hosts: the versions on each host, by hostname.
+        main: the pickled function. One that reduces with torch.distributed alone needs no Horovod.
+    """
+    if not _REDUCES_BY_HOROVOD.search(main):
+        return []
+    return [host for host, on_host in hosts.items() if _NO_NCCL in on_host]
 
 
 def compare(driver: Software, hosts: Mapping[str, Software], main: bytes) -> list[str]:

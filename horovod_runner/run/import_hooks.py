@@ -96,6 +96,11 @@ IMPORT_HOOKS: Final = (
     ),
     ImportHook(
         "horovod.torch.mpi_ops",
+        ".worker.checks.nccl:refuse_without",
+        "a Horovod without NCCL aborts a rank that reduces a tensor on a GPU",
+    ),
+    ImportHook(
+        "horovod.torch.mpi_ops",
         ".worker.checks.steps:watch_join",
         "ranks that called hvd.join() seem to have other weights at the end",
     ),

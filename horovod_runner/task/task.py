@@ -18,7 +18,6 @@ from pathlib import Path
 
 import msgspec
 
-from horovod_runner.common.slots import Slot
 from horovod_runner.errors import DataError, HorovodRunnerError, LaunchError
 from horovod_runner.host import control_groups, gpus, software
 from horovod_runner.host.scratch import (
@@ -284,7 +283,7 @@ class _RankTask:
             slot,
             assignment,
             control_groups.available_cores(),
-            _gpu_variables(job, slot),
+            _gpu_variables(job, assignment),
             self.setup.user_environment,
             limits=job.limits,
         )
@@ -330,10 +329,10 @@ def _restart_prepared(worker: WorkerProcess, commits: str) -> Iterator[None]:
         thread.join()
 
 
-def _gpu_variables(job: Job, slot: Slot) -> dict[str, str]:
-    if job.options.gpus_per_rank == 0:
+def _gpu_variables(job: Job, assignment: Assignment) -> dict[str, str]:
+    if assignment.hide_gpus:
         return {"CUDA_VISIBLE_DEVICES": ""}
-    return gpus.environment(slot, job.options.cluster_config.gpu_pinning)
+    return gpus.environment(assignment.slot, job.options.cluster_config.gpu_pinning)
 
 
 def _drain(link: Link, task: int, patience: float) -> int:

@@ -202,6 +202,7 @@ class Assignment(Message, frozen=True):
         space: the name of the ranks' PMI key-value space; unique to the run.
         mapping: which ranks share a host, in MPICH's format.
         host: the index of the slot's host.
+        hide_gpus: whether the rank sees none of the host's GPUs.
     """
 
     slot: Slot
@@ -213,6 +214,7 @@ class Assignment(Message, frozen=True):
     space: str = ""
     mapping: str = ""
     host: int = 0
+    hide_gpus: bool = False
 
 
 class Fetched(Message, frozen=True):

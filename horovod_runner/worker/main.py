@@ -17,7 +17,7 @@ import pickle
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from horovod_runner.common.options import STALL_CHECK, STALL_WARN_SECONDS
 from horovod_runner.errors import is_secondary
@@ -261,9 +261,22 @@ def _no_room(outcome: WorkerOutcome, error: OSError) -> WorkerOutcome:
 
 
 def _pickle(value: object) -> bytes:
+    """Pickle for the driver, which may have no GPU: tensors on one are pickled as on the CPU."""
     import cloudpickle
 
-    return cloudpickle.dumps(value)  # type: ignore[no-any-return]
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        def reducer_override(self, obj: Any) -> Any:
+            torch = sys.modules.get("torch")
+            if torch is not None and isinstance(obj, torch.Tensor) and obj.is_cuda:
+                moved = obj.detach().cpu()
+                if isinstance(obj, torch.nn.Parameter):
+                    moved = torch.nn.Parameter(moved, obj.requires_grad)
+                return moved.__reduce_ex__(5)
+            return super().reducer_override(obj)
+
+    file = io.BytesIO()
+    Pickler(file).dump(value)
+    return file.getvalue()
 
 
 def _show_sources(sources: Mapping[str, str]) -> None:

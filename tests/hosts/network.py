@@ -6,8 +6,9 @@
 
 Each host has its own ``/dev/shm``, as hosts do. It also has what can mislead the choice of an
 interface: ``docker0`` with the same address on all hosts, IPv6 beside IPv4, and a name that
-resolves to 127.0.1.1 on the host itself, as on Debian. host-a and host-b have a second network,
-eth1, which the driver is not in. The host ipv6 has no IPv4 address but loopback's.
+resolves to 127.0.1.1 on the host itself, as on Debian. There may be a host-c and a host-d. host-a
+and host-b have a second network, eth1, which the driver is not in. The host ipv6 has no IPv4
+address but loopback's.
 
 The namespaces have no names. They end with their last process, and the processes end with this one,
 so nothing is left behind.
@@ -29,6 +30,8 @@ ADDRESSES = {
     "master": "10.77.0.2",
     "host-a": "10.77.0.11",
     "host-b": "10.77.0.12",
+    "host-c": "10.77.0.13",
+    "host-d": "10.77.0.14",
 }
 SECOND = {"host-a": "10.88.0.11", "host-b": "10.88.0.12"}
 NOWHERE = "10.99.0.1"  # each host's docker0, which leads to no other host
@@ -173,10 +176,12 @@ class Network:
 
     Args:
         folder: for the hosts' ``/etc/hosts``.
+        workers: how many hosts there are beside driver and master: host-a, host-b and so on.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, workers: int = 2) -> None:
         self._folder = folder
+        self._names = list(ADDRESSES)[: workers + 2]
         self._all: list[Host] = []
 
     def __enter__(self) -> Network:
@@ -184,7 +189,7 @@ class Network:
             self._switch = self._add("switch")
             self._switch.ip("link add br0 type bridge")
             self._switch.ip("link set br0 up")
-            self.driver, self.master, *self.workers = map(self._plug_in, ADDRESSES)
+            self.driver, self.master, *self.workers = map(self._plug_in, self._names)
             self.ipv6 = self._plug_in("ipv6")
         except BaseException:
             self.close()

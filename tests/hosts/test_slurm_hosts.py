@@ -58,6 +58,12 @@ runner = HorovodRunner(
 print("sizes", *runner.run(main))
 """
 
+_WHERE = """
+import os
+of = {name: os.environ[f"HOROVOD_{name}"] for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")}
+print("rank {RANK} of {SIZE}, local {LOCAL_RANK} of {LOCAL_SIZE}, on".format(**of), os.uname()[1])
+"""
+
 
 def node(host: Host) -> slurm.Node:
     return slurm.Node(host.name, ADDRESSES[host.name], host.enter)
@@ -138,3 +144,44 @@ def test_a_run_goes_on_in_an_allocation_that_is_shrunk(
     done = on_login_node(sys.executable, str(script))
     assert done.returncode == 0, done.stderr
     assert re.search(r"sizes \[[23], 4\] host-a", done.stdout)
+
+
+# Slow: a Slurm of four nodes, and 16 ranks.
+def test_the_job_of_the_examples_has_four_ranks_on_each_of_four_nodes(
+    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> None:
+    require_slurm()
+    if reason := missing():
+        pytest.skip(reason)
+    examples = tmp_path / "examples"
+    examples.mkdir()
+    (examples / "digits_script.py").write_text(_WHERE)
+    with (
+        Network(tmp_path_factory.mktemp("network"), workers=4) as network,
+        slurm.running(
+            tmp_path_factory.mktemp("slurm"),
+            [*map(node, network.workers)],
+            node(network.driver),
+            cpus=4,
+        ) as environment,
+    ):
+        batch = ("sbatch", "--wait", str(ROOT / "examples" / "train.sbatch"))
+        done = subprocess.run(
+            [*network.driver.enter, *batch],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=tmp_path,
+            timeout=400,
+            env={
+                **os.environ,
+                **environment,
+                "VENV": str(Path(sys.executable).parent.parent),
+                "PYTHONPATH": str(ROOT),
+            },
+        )
+    said = "".join(path.read_text() for path in tmp_path.glob("digits-*.out"))
+    assert done.returncode == 0, done.stderr + said
+    found = re.findall(r"rank (\d+) of 16, local (\d) of 4, on (\S+)", said)
+    ranks = [(str(n), str(n % 4), f"host-{'abcd'[n // 4]}") for n in range(16)]
+    assert sorted(found, key=lambda each: int(each[0])) == ranks

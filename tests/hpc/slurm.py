@@ -36,6 +36,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 MpiDefault=none
 ReturnToService=2
+SlurmdParameters=config_overrides
 KillWait=5
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n
@@ -81,9 +82,19 @@ def _free_ports(count: int) -> list[int]:
 
 @contextmanager
 def running(
-    folder: Path, nodes: Sequence[Node] = (Node(),), controller: Node = Node()
+    folder: Path,
+    nodes: Sequence[Node] = (Node(),),
+    controller: Node = Node(),
+    cpus: int | None = None,
 ) -> Iterator[dict[str, str]]:
-    """Run Slurm; yields the environment variables that its commands need."""
+    """Run Slurm; yields the environment variables that its commands need.
+
+    Args:
+        folder: an empty one, for its state and its logs.
+        nodes: where tasks run.
+        controller: where slurmctld runs.
+        cpus: how many each node says that it has; None for as many as there are.
+    """
     controller_port, node_port = _free_ports(2)
     munge = folder / "munge"
     folders = [folder / f"{name}-{node.name}" for name in ("spool", "tmp") for node in nodes]
@@ -94,7 +105,7 @@ def running(
     configuration = folder / "slurm.conf"
     ports = {"controller_port": controller_port, "node_port": node_port}
     configuration.write_text(
-        "".join(_NODE.format(node=node, cpus=os.cpu_count()) for node in nodes)
+        "".join(_NODE.format(node=node, cpus=cpus or os.cpu_count()) for node in nodes)
         + _CONFIGURATION.format(controller=controller, folder=folder, **ports)
     )
     environment = {"SLURM_CONF": str(configuration)}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,8 +11,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from horovod_runner import fit
+from horovod_runner import current_attempt, fit
 from horovod_runner.data.scoring import model_file
+from tests.conftest import Ranks
 from tests.preload import ALIKE
 
 if TYPE_CHECKING:
@@ -175,6 +178,39 @@ def test_all_ranks_stop_when_the_metric_improves_no_more(tmp_path: Path) -> None
 def folder_of_models() -> None:
     """Files of models stay until the end of the process: a DataFrame may need them at any time."""
     model_file._folder()
+
+
+class Killed:
+    """A callback that ends rank 1 of the first attempt as a lost machine would."""
+
+    def on_step_end(self, step: int, loss: Any) -> None:
+        if step == 4 and os.environ["HOROVOD_RANK"] == "1" and current_attempt() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def on_epoch_end(self, epoch: int, metrics: Any) -> None:
+        pass
+
+
+def test_elastic_ranks_continue_when_one_is_lost(tmp_path: Path) -> None:
+    kept = {"checkpoint_dir": tmp_path, "save_every": 2, "max_restarts": 2}
+    result = trained(plain, ranks=(1, 2), callbacks=[Killed()], **kept)
+    first, *_, last = result.run.attempts
+    assert first.size == 2
+    assert first.error is not None
+    assert last.resumed_from in (2, 4)
+    np.testing.assert_allclose(weights(result), weights(trained(plain, ranks=1)), atol=2e-5)
+
+
+@pytest.mark.places("cluster", "slurm")
+def test_it_trains_the_same_on_a_cluster_and_in_an_allocation(ranks: Ranks) -> None:
+    where = "slurm" if ranks.spark is None else "spark"
+    # Slurm ends a process that would wait for the next run.
+    options = {"spark": ranks.spark} if ranks.spark is not None else {"preload_frameworks": False}
+    there = trained(plain, ranks=2, where=where, validation="held_out", **options)
+    here = trained(plain, ranks=1, where="local", validation="held_out")
+    np.testing.assert_allclose(weights(there), weights(here), atol=2e-5)
+    assert there.metrics == pytest.approx(here.metrics, abs=1e-4)
+    assert len(there.run.ranks) == 2
 
 
 @pytest.mark.usefixtures("folder_of_models")

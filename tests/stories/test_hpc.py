@@ -15,7 +15,7 @@ import pytest
 from tests.hpc import ROOT, require, start
 
 pytestmark = [pytest.mark.horovod]
-JOB = ("--ntasks=2", str(ROOT / "examples" / "train.sbatch"))
+JOB = ("--nodes=1", "--ntasks-per-node=2", str(ROOT / "examples" / "train.sbatch"))
 VENV = str(Path(sys.executable).parent.parent)
 
 

@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 from horovod_runner import LaunchError, __version__
-from horovod_runner.host.software import SharedMemory, choose_controller, compare, installed
+from horovod_runner.host.software import (
+    SharedMemory,
+    choose_controller,
+    compare,
+    installed,
+    without_nccl,
+)
 
 HERE = {
     "python": "3.11.7",
@@ -39,6 +45,35 @@ def test_the_first_folder_on_the_path_wins_and_missing_folders_are_skipped(tmp_p
     versions = installed([str(tmp_path / part) for part in ("none", "a", "b")])
     assert versions["torch"] == "2.1.0"
     assert versions["tensorflow"] == "2.21.0"
+
+
+@pytest.mark.parametrize(
+    ("library", "has"), [(b"..ncclCommInitRank..", True), (b"..gloo..", False), (None, True)]
+)
+def test_a_horovod_for_torch_without_nccl_is_noted(
+    library: bytes | None, has: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "horovod-0.28.1.dist-info").mkdir()
+    if library is not None:
+        (tmp_path / "horovod" / "torch").mkdir(parents=True)
+        (tmp_path / "horovod" / "torch" / "mpi_lib_v2.cpython-313.so").write_bytes(library)
+    here = installed([str(tmp_path)])
+    assert without_nccl({"a": here, "b": HERE}, MAIN) == ([] if has else ["a"])
+    # A main that names Horovod for TensorFlow, or none, needs no NCCL.
+    for main in (b"import horovod.tensorflow as hvd", b"torch.distributed"):
+        assert without_nccl({"a": here}, main) == []
+
+
+@pytest.mark.parametrize(
+    "main",
+    [
+        b"..import horovod.torch as hvd..",
+        b"..horovod_runner.integrations.loops.prepare..",
+        b"..horovod_runner.integrations.training.torch..",
+    ],
+)
+def test_a_main_that_prepares_or_fits_with_torch_needs_nccl(main: bytes) -> None:
+    assert without_nccl({"a": {"no_nccl": "horovod.torch"}}, main) == ["a"]
 
 
 def test_mpich_counts_only_if_horovod_requires_it(tmp_path: Path) -> None:
