@@ -36,6 +36,8 @@ def net() -> Any:
         ({"x": None}, ValueError, "x='image'"),
         ({"y": None}, ValueError, "y='label'"),
         ({"loss": None}, ValueError, "loss="),
+        ({"loss": "mse"}, TypeError, "loss must be a function.*'mse'"),
+        ({"loss": torch.nn.MSELoss}, TypeError, "loss must be a function.*MSELoss"),
         ({"optimizer": None}, ValueError, "optimizer="),
         ({"x": "no_such"}, DataError, "no_such"),
         ({"y": "no_such"}, DataError, "no_such"),

@@ -137,7 +137,12 @@ def watched(
 def check_fitting(
     kind: Kind, given: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter]
 ) -> None:
-    """Raise ValueError if an argument is missing, or is not for this kind of model."""
+    """Check that no argument is missing, and that each is for this kind of model.
+
+    Raises:
+        TypeError: ``loss`` is no function.
+        ValueError: an argument is missing, or is not for the model.
+    """
     rule, called = _RULES[kind], f"a {kind.capitalize()} model"
     for name in rule.needs:
         if given[name] is None and not (name == "loss" and given["step"] is not None):
@@ -145,6 +150,10 @@ def check_fitting(
     for name, why in rule.refuses.items():
         if given[name] != parameters[name].default:
             raise ValueError(f"{name} is not for {called}: {why}")
+    if kind == "torch" and given["step"] is None:
+        for loss in given["loss"] if isinstance(given["loss"], list | tuple) else [given["loss"]]:
+            if not callable(loss) or isinstance(loss, type):
+                raise TypeError(f"loss must be a function: {_EXAMPLES['loss']}; not {loss!r}")
     if kind == "keras" and given["precision"] != "float32" and given["network"] is given["model"]:
         raise ValueError(
             f"precision={given['precision']!r}: the layers of a Keras model get their precision "
