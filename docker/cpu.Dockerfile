@@ -61,7 +61,7 @@ COPY LICENSE README.md pyproject.toml setup.cfg setup.py ./
 RUN mkdir horovod_runner \
     && echo '__version__ = "0"' > horovod_runner/__init__.py \
     && pip install --no-cache-dir ".[${FRAMEWORK},${EXTRAS},build]" \
-    && rm -r build horovod_runner *.egg-info
+    && rm -rf build horovod_runner horovod_runner.egg-info
 COPY horovod_runner horovod_runner
 # hadolint ignore=DL3013
 RUN pip install --no-cache-dir --no-deps --force-reinstall .
