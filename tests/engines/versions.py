@@ -1,0 +1,3 @@
+"""The versions of the engines. What is built or downloaded for one is cached by its version."""
+
+DOCKER_COMPOSE = "2.40.3"
