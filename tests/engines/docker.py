@@ -7,6 +7,7 @@ use it. What it installs and builds stays in ~/.cache/horovod_runner/engines.
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
 import signal
@@ -27,10 +28,10 @@ ROOT = Path(__file__).parents[2]
 CACHE = Path.home() / ".cache" / "horovod_runner" / "engines"
 #: What the Dockerfiles begin with.
 BASE = "python:3.11-slim-bookworm"
-#: Of docker/cpu.Dockerfile, with the extras of docker/compose.yaml.
+COMPOSE = ROOT / "docker" / "compose.yaml"
+#: Of docker/cpu.Dockerfile, as docker/compose.yaml builds it.
 IMAGE = "horovod-runner:digits"
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
-_EXTRAS = "spark,data,mpich,examples"
 _PACKAGES = ("docker.io", "debootstrap")
 _PYTHON = "ca-certificates,netbase,python-is-python3,python3-dev,python3-venv,tzdata"
 _COMPOSE_MODULE = "github.com/docker/compose/v2"
@@ -54,9 +55,12 @@ class Docker:
 
     def __call__(self, *words: str, **options: Any) -> subprocess.CompletedProcess[str]:
         """Run the client; its output is captured as text, and its exit code is not checked."""
-        options = {"capture_output": True, "text": True, **options}
-        environment = {**os.environ, **self.environment}
-        return subprocess.run([self.client, *words], check=False, env=environment, **options)
+        options = {"capture_output": True, "text": True, "env": self.variables(), **options}
+        return subprocess.run([self.client, *words], check=False, **options)
+
+    def variables(self) -> dict[str, str]:
+        """The environment of a client's process."""
+        return {**os.environ, **self.environment}
 
     def has(self, image: str) -> bool:
         """Whether the engine has an image."""
@@ -102,8 +106,11 @@ def digits_image(docker: Docker) -> str:
 
     Where PyTorch's index of builds for CPUs cannot be reached, torch is the one of pip's index.
     """
-    arguments = {"EXTRAS": _EXTRAS}
-    if not _answers(TORCH_INDEX):
+    found = docker("compose", f"--file={COMPOSE}", "config", "--format=json")
+    if found.returncode:
+        raise EngineError(f"Docker: compose cannot read {COMPOSE}: {found.stderr.strip()}")
+    arguments = dict(json.loads(found.stdout)["services"]["master"]["build"]["args"])
+    if not answers(TORCH_INDEX):
         arguments |= {"TORCH_INDEX": "", "ALLOW_CUDA": "1"}
     return docker.build("cpu.Dockerfile", IMAGE, arguments)
 
@@ -247,7 +254,8 @@ def _end(daemon: subprocess.Popen[str]) -> None:
         daemon.wait()
 
 
-def _answers(url: str) -> bool:
+def answers(url: str) -> bool:
+    """Whether a package index can be reached."""
     try:
         with urllib.request.urlopen(f"{url}/torch/", timeout=20):
             return True
