@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.places("docker"), pytest.mark.timeout(5400)]
 HARDENED = ("--read-only", "--tmpfs=/tmp:noexec", "--cap-drop=ALL")
 HARDENED = (*HARDENED, "--security-opt=no-new-privileges", "--memory=4g")
 PROGRAMS = f"--volume={Path(__file__).with_name('programs.py')}:/programs.py:ro"
+SPARK_HERE = "--env=SPARK_LOCAL_HOSTNAME=localhost"
 WITH_SPARK = ("horovod-runner", "doctor", "--master=local[2]")
 
 
@@ -56,6 +57,8 @@ def examined(docker: Docker, *options: str) -> dict[str, dict[str, Any]]:
         pytest.param(("--shm-size=1m",), id="small shared memory"),
         pytest.param(("--cpus=0.5", "--env=HOME=/nowhere"), id="half a CPU, no home"),
         pytest.param(("--network=host",), id="the host's network"),
+        pytest.param(("--network=none", SPARK_HERE), id="no network"),
+        pytest.param(("--hostname=my_host", SPARK_HERE), id="an underscore in the host's name"),
     ],
 )
 def test_all_works(docker: Docker, options: tuple[str, ...]) -> None:
