@@ -177,6 +177,7 @@ def running() -> Iterator[Docker]:
             "DOCKER_BUILDKIT": "1",
         }
         docker = Docker(_beside(dockerd, "docker"), environment)
+        stack.callback(_restore_network, _forward_policy())
         daemon = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         stack.callback(_end, daemon)
         _await_start(daemon, folder / "dockerd.log")
@@ -275,6 +276,27 @@ def _remove_containers(docker: Docker) -> None:
     found = docker("ps", "--all", "--quiet").stdout.split()
     if found:
         docker("rm", "--force", "--volumes", *found)
+    docker("network", "prune", "--force")
+
+
+def _forward_policy() -> str:
+    """What the kernel does with packets that it forwards; empty if another engine decides that."""
+    if Path("/sys/class/net/docker0").exists():
+        return ""
+    first = subprocess.check_output(["iptables", "-S", "FORWARD"], text=True).splitlines()[0]
+    return first.split()[-1]
+
+
+def _restore_network(policy: str) -> None:
+    """Remove the bridge and the rules that dockerd leaves: tests on other bridges need the old."""
+    if not policy:
+        return
+    saved = subprocess.check_output(["iptables-save"], text=True).splitlines()
+    rules = [line for line in saved if not re.search(r"DOCKER|\bdocker0\b|\bbr-[0-9a-f]{12}", line)]
+    restored = "\n".join([*rules, ""])
+    subprocess.run(["iptables-restore"], input=restored, text=True, check=True)
+    subprocess.run(["iptables", "-P", "FORWARD", policy], check=True)
+    subprocess.run(["ip", "link", "delete", "docker0"], check=False)
 
 
 def _end(daemon: subprocess.Popen[str]) -> None:

@@ -17,7 +17,7 @@ FORBIDDEN = (sys.executable, str(Path(__file__).with_name("forbidden.py")))
 PROGRAM = f"""
 import sys
 from horovod_runner import ClusterConfig, HorovodRunner
-from horovod_runner.tools.commands.hello import hello
+from horovod_runner.tools.hello import hello
 
 def main():
     import os

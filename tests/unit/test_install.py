@@ -24,7 +24,7 @@ import pytest
 
 from horovod_runner import InstallError
 from horovod_runner.tools.commands import install
-from horovod_runner.tools.commands.hello import Greeting
+from horovod_runner.tools.hello import Greeting
 from horovod_runner.tools.horovod_build import build, source, toolchain
 from horovod_runner.tools.horovod_build.plan import BuildPlan, make_plan
 from horovod_runner.tools.horovod_build.toolchain import Framework, Mpi, Nccl

@@ -307,7 +307,7 @@ def _built_against(framework: toolchain.Framework) -> str:
 def _say_hello(
     name: str, framework: str, np: int, spark: SparkSession | None = None
 ) -> DoctorFinding:
-    from horovod_runner.tools.commands.hello import COUNTS, HelloError, expected_total, hello
+    from horovod_runner.tools.hello import COUNTS, HelloError, expected_total, hello
 
     try:
         greetings = hello(framework, np, spark)

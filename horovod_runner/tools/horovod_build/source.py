@@ -88,9 +88,7 @@ def apply_patches(root: Path) -> None:
     """
     for patch in read_patches(PATCHES):
         apply(patch, root)
-    shutil.copytree(
-        OVERLAY, root, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
-    )
+    shutil.copytree(OVERLAY, root, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
 
 
 def overlay_files(overlay: Path = OVERLAY) -> list[Path]:

@@ -13,7 +13,7 @@ from statistics import mean
 from typing import Final
 
 from horovod_runner.results.page.numbers import duration
-from horovod_runner.tools.commands.hello import COUNTS, expected_total, hello
+from horovod_runner.tools.hello import COUNTS, expected_total, hello
 from horovod_runner.tools.verify.check import Needs, Reading, VerifyCase, check, equal, speed
 from horovod_runner.tools.verify.checks.timing import take_turns
 
