@@ -125,9 +125,12 @@ class Cluster:
         Raises:
             RuntimeError: it failed; has its message.
         """
-        return _run(
-            str(self._bin / "kubectl"), f"--kubeconfig={self.kubeconfig}", *words, given=given
-        )
+        return _run(*self.kubectl_line, *words, given=given)
+
+    @property
+    def kubectl_line(self) -> list[str]:
+        """The command line of kubectl as the administrator."""
+        return [str(self._bin / "kubectl"), f"--kubeconfig={self.kubeconfig}"]
 
     def apply(self, *objects: Mapping[str, Any]) -> None:
         """Create or change objects."""
@@ -147,6 +150,11 @@ class Cluster:
             if f"--hostname-override={node}" in process.cmdline() and "kubelet" in process.name():
                 return process
         raise RuntimeError(f"{node} has no kubelet")
+
+    def end_pods(self, node: str) -> None:
+        """Kill all processes of a node's pods, as if its machine had lost power."""
+        for root in _control_groups():
+            _kill(root / node)
 
     def share(self, namespace: str, folders: Iterable[Path]) -> tuple[list[Any], list[Any]]:
         """Make folders of this machine mountable in a namespace.
@@ -186,16 +194,27 @@ class Cluster:
         return volumes, mounts
 
 
+def _control_groups() -> list[Path]:
+    """The nodes' control groups, of each controller in version 1."""
+    root = Path("/sys/fs/cgroup")
+    return [path for path in (root / CGROUP, *root.glob(f"*/{CGROUP}")) if path.exists()]
+
+
 def _remove_control_groups() -> None:
-    """Remove the nodes' control groups, with what is left in them."""
-    for root in (Path("/sys/fs/cgroup") / CGROUP, *Path("/sys/fs/cgroup").glob(f"*/{CGROUP}")):
-        folders = sorted((Path(path) for path, _, _ in os.walk(root)), reverse=True)
-        for folder in folders:
-            for pid in (folder / "cgroup.procs").read_text().split():
-                with suppress(ProcessLookupError):
-                    os.kill(int(pid), signal.SIGKILL)
+    """Remove the nodes' control groups, with the processes of a cluster that was killed."""
+    for root in _control_groups():
+        _kill(root)
+        for folder in sorted((Path(path) for path, _, _ in os.walk(root)), reverse=True):
             with suppress(OSError):  # the next cluster uses it again
                 folder.rmdir()
+
+
+def _kill(group: Path) -> None:
+    """Kill the processes of a control group and of those below it."""
+    for path, _, _ in os.walk(group):
+        for pid in (Path(path) / "cgroup.procs").read_text().split():
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
 
 
 def _run(*command: str, given: str | None = None) -> str:
