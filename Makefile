@@ -85,7 +85,7 @@ CPU_BUILD := $(if $(wildcard /dev/nvidia0),,--cpu)
 HOROVOD_BUILD := horovod_runner/tools/horovod_build/source.py \
 	$(wildcard horovod_runner/tools/horovod_build/patches/*.patch horovod_runner/tools/horovod_build/overlay/*/*/*)
 
-.PHONY: demo test test-all test-quick packages-quick environments test-main test-petastorm test-petastorm-beside coverage fuzz mutants mutation oracle wheels packages docs notebooks check lint fast format bench clean
+.PHONY: demo test test-all test-quick test-kubernetes packages-quick environments test-main test-petastorm test-petastorm-beside coverage fuzz mutants mutation oracle wheels packages docs notebooks check lint fast format bench clean
 
 # A checkout that is set up for the tests has all that the demo takes.
 demo: $(firstword $(wildcard $(MAIN)/.ready) $(MAIN)/.demo)
@@ -152,6 +152,11 @@ coverage: $(MAIN)/.ready
 	$(MAIN)/bin/coverage combine --keep --data-file=.lines/.coverage .lines
 	$(MAIN)/bin/coverage report --data-file=.lines/.coverage --fail-under=90
 	$(MAIN)/bin/python -m tests.choose .lines
+
+# On a cluster of two nodes that is started for it. Needs root, and Go the first time.
+test-kubernetes: $(MAIN)/.ready
+	@$(MAIN)/bin/python -m tests.engines.kubernetes.build
+	$(apart) $(call with_java,$(MAIN)) $(MAIN)/bin/python -m pytest tests/engines/test_kubernetes.py --places kubernetes
 
 # Thirty times as many inputs as among the other tests.
 fuzz: $(MAIN)/.ready
