@@ -39,8 +39,8 @@ def test_pods_that_have_ended_are_named_with_their_end() -> None:
     killed = pod("Failed", containerStatuses=[{"state": {"terminated": ended}}])
     evicted = pod("Failed", reason="Evicted", message="The node was low on resource: memory. ")
     assert describe([killed, evicted]) == (
-        "1 executor pod has ended: OOMKilled, exit code 137. 1 executor pod has ended: Evicted: The "
-        "node was low on resource: memory."
+        "1 executor pod has ended: OOMKilled, exit code 137. 1 executor pod has ended: Evicted: "
+        "The node was low on resource: memory."
     )
 
 
