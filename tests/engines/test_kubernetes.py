@@ -20,7 +20,7 @@ from horovod_runner import ClusterConfig, HorovodRunner, RankFailedError
 from tests.contract.test_end import Calling
 from tests.engines.kubernetes.checkout import Checkout
 from tests.engines.kubernetes.cluster import ROOT, Cluster
-from tests.engines.programs import wait_in_the_first_attempt
+from tests.engines.kubernetes.programs import wait_in_the_first_attempt
 from tests.places import classic_session
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.places("kubernetes"), pytest.mark.timeout(900)]
 MANIFESTS = ROOT / "docker" / "kubernetes"
-PROGRAMS = "tests/engines/programs.py"
+PROGRAMS = "tests/engines/kubernetes/programs.py"
 
 
 @pytest.fixture(scope="module")
