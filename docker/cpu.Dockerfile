@@ -63,7 +63,6 @@ RUN mkdir horovod_runner \
     && pip install --no-cache-dir ".[${FRAMEWORK},${EXTRAS},build]" \
     && rm -rf build horovod_runner horovod_runner.egg-info
 COPY horovod_runner horovod_runner
-# hadolint ignore=DL3013
 RUN pip install --no-cache-dir --no-deps --force-reinstall .
 
 # Named, or they would be those of the machine that builds; empty on ARM.

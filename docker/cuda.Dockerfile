@@ -60,7 +60,6 @@ RUN mkdir horovod_runner \
     && pip install --no-cache-dir ".[torch,${EXTRAS},build]" \
     && rm -rf build horovod_runner horovod_runner.egg-info
 COPY horovod_runner horovod_runner
-# hadolint ignore=DL3013
 RUN pip install --no-cache-dir --no-deps --force-reinstall .
 
 COPY --from=toolkit /toolkit /usr/local/cuda
