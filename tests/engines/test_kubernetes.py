@@ -18,8 +18,10 @@ import pytest
 
 from horovod_runner import ClusterConfig, HorovodRunner, RankFailedError
 from tests.contract.test_end import Calling
+from tests.engines import docker
 from tests.engines.kubernetes.checkout import Checkout
 from tests.engines.kubernetes.cluster import ROOT, Cluster
+from tests.engines.kubernetes.network import NODES
 from tests.engines.kubernetes.programs import wait_in_the_first_attempt
 from tests.places import classic_session
 
@@ -242,6 +244,43 @@ def test_a_notebook_in_a_pod_has_executors_in_pods(checkout: Checkout) -> None:
     assert "ranks 2" in said
 
 
+@pytest.fixture(scope="module")
+def product(checkout: Checkout) -> str:
+    """The image of docker/cpu.Dockerfile, on the first node."""
+    archive = checkout.cluster.folder / "product.archive"
+    with docker.running() as engine:
+        image = docker.digits_image(engine)
+        saved = engine("save", f"--output={archive}", image)
+        assert saved.returncode == 0, saved.stderr
+    checkout.cluster.load(archive, NODES[:1])
+    archive.unlink()
+    return f"docker.io/library/{image}"
+
+
+def test_the_products_image_is_all_that_pods_need(
+    checkout: Checkout, product: str, tmp_path: Path
+) -> None:
+    yaml = pytest.importorskip("yaml")
+    checkout.kubectl(
+        "create", "configmap", "scripts", f"--from-file={ROOT}/examples/digits_torch.py"
+    )
+    template = yaml.safe_load((MANIFESTS / "pod.yaml").read_text())
+    template["spec"]["volumes"].append({"name": "scripts", "configMap": {"name": "scripts"}})
+    (container,) = template["spec"]["containers"]
+    container["volumeMounts"].append({"name": "scripts", "mountPath": "/scripts"})
+    (tmp_path / "pod.json").write_text(json.dumps(template))
+    settings = {
+        "spark.kubernetes.container.image": product,
+        "spark.kubernetes.driver.podTemplateFile": f"{tmp_path}/pod.json",
+        "spark.kubernetes.executor.podTemplateFile": f"{tmp_path}/pod.json",
+        "spark.kubernetes.node.selector.kubernetes.io/hostname": NODES[0],
+    }
+    script = "/scripts/digits_torch.py"
+    with cluster_mode(checkout, tmp_path, script, "--np=2", **settings) as driver:
+        (accuracy,) = lines_with(driver, "accuracy on 360 held-out digits", 1)
+    assert re.search(r"digits: 9\d\.\d%", accuracy)
+
+
 def test_the_network_policy_is_accepted(checkout: Checkout) -> None:
     # The plugins of this cluster enforce none: docs/where/kubernetes.md says so.
     checkout.kubectl("apply", f"--filename={MANIFESTS}/network-policy.yaml")
@@ -258,7 +297,7 @@ def client_mode(
 ) -> Iterator[IO[str]]:
     """Submit a script whose driver is on this machine; yields its output."""
     command = checkout.submit({**checkout.client_settings(), **settings})
-    with process(checkout, [*command, f"{ROOT}/{script}", *arguments], folder) as output:
+    with process(checkout, [*command, f"{ROOT / script}", *arguments], folder) as output:
         yield output
 
 
@@ -269,7 +308,7 @@ def cluster_mode(
     """Submit a script whose driver is a pod; yields the pod's log. The driver has to succeed."""
     name = "driver"
     command = checkout.submit({**checkout.cluster_settings(name), **settings})
-    command += ["--deploy-mode", "cluster", f"local://{ROOT}/{script}", *arguments]
+    command += ["--deploy-mode", "cluster", f"local://{ROOT / script}", *arguments]
     follow = [*checkout.kubectl_line, "logs", "--follow", name]
     try:
         with process(checkout, command, folder):

@@ -137,9 +137,9 @@ class Cluster:
         listed = {"apiVersion": "v1", "kind": "List", "items": list(objects)}
         self.kubectl("apply", "--filename=-", given=json.dumps(listed))
 
-    def load(self, archive: Path) -> None:
-        """Give an image to both nodes, as a registry would."""
-        for node in NODES:
+    def load(self, archive: Path, nodes: Iterable[str] = NODES) -> None:
+        """Give an image to nodes, as a registry would."""
+        for node in nodes:
             socket = f"{self.folder}/{node}/containerd.sock"
             _run("ctr", "-a", socket, "-n", "k8s.io", "images", "import", str(archive))
 
