@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import pytest
+import yaml
 
 from horovod_runner import ClusterConfig, HorovodRunner, RankFailedError
 from tests.contract.test_end import Calling
@@ -219,7 +220,6 @@ def test_a_run_in_cluster_mode_resumes_from_a_store_in_the_cluster(
 
 
 def test_a_notebook_in_a_pod_has_executors_in_pods(checkout: Checkout) -> None:
-    yaml = pytest.importorskip("yaml")
     checkout.kubectl(
         "create", "configmap", "pod-template", f"--from-file=pod.yaml={checkout.template}"
     )
@@ -260,7 +260,6 @@ def product(checkout: Checkout) -> str:
 def test_the_products_image_is_all_that_pods_need(
     checkout: Checkout, product: str, tmp_path: Path
 ) -> None:
-    yaml = pytest.importorskip("yaml")
     checkout.kubectl(
         "create", "configmap", "scripts", f"--from-file={ROOT}/examples/digits_torch.py"
     )

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pyspark
+import yaml
 
 from tests.engines.kubernetes.cluster import ROOT, Cluster
 from tests.engines.kubernetes.image import write_image
@@ -172,7 +173,6 @@ def _folders() -> list[Path]:
 
 def _template(volumes: list[Any], mounts: list[Any]) -> dict[str, Any]:
     """The product's template, with the shared folders and a user: the image names none."""
-    yaml = __import__("yaml")
     template: dict[str, Any] = yaml.safe_load((ROOT / "docker/kubernetes/pod.yaml").read_text())
     spec = template["spec"]
     spec["securityContext"] |= {"runAsUser": _USER, "runAsGroup": _USER}
