@@ -177,6 +177,7 @@ class Cluster:
                     "spec": {
                         "accessModes": ["ReadOnlyMany"],
                         "capacity": storage,
+                        "claimRef": {"name": name, "namespace": namespace},
                         "hostPath": {"path": str(folder), "type": "Directory"},
                     },
                 },
@@ -191,6 +192,8 @@ class Cluster:
             volumes.append({"name": f"shared-{number}", "persistentVolumeClaim": claim})
             mount = {"name": f"shared-{number}", "mountPath": str(folder), "readOnly": True}
             mounts.append(mount)
+        bound = "--for=jsonpath={.status.phase}=Bound"
+        self.kubectl(f"--namespace={namespace}", "wait", bound, "pvc", "--all", "--timeout=60s")
         return volumes, mounts
 
 

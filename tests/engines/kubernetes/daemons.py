@@ -268,7 +268,7 @@ class Daemons:
             "clusterDNS": [CLUSTER],
             "port": 10250 + 10 * number,
             "healthzPort": 10248 + 10 * number,
-            "podLogsDir": f"{data}/pods",
+            "podLogsDir": f"{data}/logs",
             "nodeStatusUpdateFrequency": "4s",
             "nodeLeaseDurationSeconds": 15,
             "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%"},
