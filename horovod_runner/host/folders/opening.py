@@ -20,8 +20,4 @@ def open_folder(url: str) -> Folder:
     try:
         return RemoteFolder(url)
     except (ImportError, ValueError) as error:
-        raise CheckpointError(
-            f"checkpoint_dir={url!r} cannot be used: {error}. URLs are opened through fsspec: pip "
-            "install fsspec, and its package for the scheme (s3fs for s3://, gcsfs for gs://, "
-            "adlfs for abfs://). A path without a scheme is a folder of the driver's machine."
-        ) from error
+        raise CheckpointError(f"checkpoint_dir={url!r} cannot be used: {error}") from error

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from horovod_runner.host.folders.folder import local_path
+from horovod_runner.host.folders.urls import file_system
 from horovod_runner.host.network import host_id
 from horovod_runner.host.scratch import temporary_folder
 
@@ -104,9 +105,7 @@ class FilesystemStore(Store):
     @property
     def fs(self) -> Any:
         """The filesystem, of fsspec."""
-        import fsspec
-
-        return fsspec.core.url_to_fs(self.prefix_path, **self.storage_options)[0]
+        return file_system(self.prefix_path, **self.storage_options)[0]
 
     def get_full_path(self, path: str) -> str:
         """A path as a URL; a URL stays as it is."""
