@@ -169,8 +169,11 @@ class PoolKeeper(Launcher):
 
     needs_pool = False
 
-    def check_pool(self) -> None:
+    def check_pool(self, least: int) -> None:
         """Check, before anything is launched, that this launcher can keep a pool of tasks.
+
+        Args:
+            least: how many tasks the run needs at least.
 
         Raises:
             SlotError: it cannot; says why.
@@ -179,6 +182,10 @@ class PoolKeeper(Launcher):
     def expected_tasks(self) -> int | None:
         """How many tasks of a pool will start soon; None if that is not known."""
         return None
+
+    def why_missing(self) -> str:
+        """Why tasks that were asked for are not there, in sentences; empty if that is not known."""
+        return ""
 
     @abstractmethod
     def launch_members(self, request: PoolRequest) -> MemberTasks:

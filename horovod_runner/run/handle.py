@@ -196,7 +196,7 @@ class RunHandle:
         log = RunLog(run, saved_run.new_path(run.run_id))
         with Registration(run, requests.cancel, log.flush) as entry:
             if pooled:
-                launcher.check_pool()
+                launcher.check_pool(abs(options.least))
             if not launcher.needs_pool:
                 size = launcher.slots(abs(options.least if pooled else options.most))
                 job = job if pooled else replace(job, size=size)
