@@ -59,7 +59,7 @@ packages_of = $$($(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path(
 beside = printf '%s\n%s\n' "$$PWD" "$(call packages_of,$(2))" > "$(call packages_of,$(1))/zz-beside.pth"
 
 DEMO_EXTRAS := spark,torch,data,examples,mpich,build
-MAIN_EXTRAS := $(DEMO_EXTRAS),gpu,connect,tensorflow,delta,images,plot,keras,lightning,huggingface,boosting,optuna,top,mlflow,mlflow_server,tensorboard,stores,mpi,docs,dev
+MAIN_EXTRAS := $(DEMO_EXTRAS),gpu,connect,tensorflow,delta,hdfs,images,plot,keras,lightning,huggingface,boosting,optuna,top,mlflow,mlflow_server,tensorboard,stores,mpi,docs,dev
 PETASTORM_EXTRAS := spark,torch,tensorflow,data,delta,images,petastorm,keras,build,examples,dev
 
 # On the leg whose Horovod is for torch alone, which proves itself sooner.

@@ -14,7 +14,7 @@ import pyarrow as pa
 from horovod_runner.common.arguments import parameters_of, suggest_fields
 from horovod_runner.data.pack import columns as column_types
 from horovod_runner.data.read import listing
-from horovod_runner.data.read.files import connect
+from horovod_runner.data.read.files import check_reachable, connect
 from horovod_runner.data.read.listing import Reading, ReadingArguments
 from horovod_runner.data.read.readers import (
     ArrowReader,
@@ -68,16 +68,16 @@ class Source(ABC):
         """See :meth:`prepare`, which adds the name to errors."""
 
     def check(self, name: str) -> None:
-        """Check that what opens its files is installed; does not look at them.
+        """Check that its files can be reached; does not look at them.
 
         Raises:
-            DataError: a package or a setting for its URL is missing.
+            DataError: a package or a setting for its URL is missing, or HDFS does not answer.
         """
         with name_in_errors(name):
-            self._connect()
+            self._check()
 
-    def _connect(self) -> None:
-        """Connect to the file system of its files, if it has files."""
+    def _check(self) -> None:  # noqa: B027 - not all have files
+        """See :meth:`check`; a source without files has nothing to check."""
 
     def for_examples(self) -> Source:
         """A source with the same first rows, which does not keep the others in memory."""
@@ -118,9 +118,9 @@ class parquet(Source):  # noqa: N801 - reads as a call
         self._path = path
         self._reading = Reading(**options)
 
-    def _connect(self) -> None:
+    def _check(self) -> None:
         first = self._path if isinstance(self._path, str) else next(iter(self._path), "")
-        connect(first, self._reading.storage_options)
+        check_reachable(first, self._reading.storage_options)
 
     def _prepare(self, name: str, shared: Path | None) -> Prepared:
         return _checked(listing.find(self._path, self._reading), self._reading.columns)
@@ -146,8 +146,8 @@ class delta(Source):  # noqa: N801 - reads as a call
         self._version = version
         self._reading = Reading(**options)
 
-    def _connect(self) -> None:
-        connect(self._path, self._reading.storage_options)
+    def _check(self) -> None:
+        check_reachable(self._path, self._reading.storage_options)
 
     def _prepare(self, name: str, shared: Path | None) -> Prepared:
         from horovod_runner.data.read import delta_table
@@ -205,8 +205,8 @@ class petastorm(Source):  # noqa: N801 - reads as a call
         if ngram is not None and self._reading.columns is not None:
             raise ValueError("an ngram names its columns itself: leave columns out")
 
-    def _connect(self) -> None:
-        connect(self._url, self._reading.storage_options)
+    def _check(self) -> None:
+        check_reachable(self._url, self._reading.storage_options)
 
     def _prepare(self, name: str, shared: Path | None) -> Prepared:
         from horovod_runner.data.read import petastorm_format, petastorm_reader

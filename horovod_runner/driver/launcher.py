@@ -135,11 +135,14 @@ class Launcher(ABC):
         where: its name for people: "local", a Spark master, a Slurm job.
         channel_host: the driver's IPv4 address or name as the ranks reach it.
         shares_files: whether all ranks are on this machine.
+        driver_logs: how to read the output of a driver that runs in a container, whose files are
+            deleted after the run; empty for another driver.
     """
 
     where: str
     channel_host: str
     shares_files: bool
+    driver_logs: str = ""
 
     @abstractmethod
     def slots(self, size: int, patience: float = 0.0) -> int:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from horovod_runner.launchers.kubernetes_pods import waiting_pods
 from horovod_runner.launchers.yarn_queue import waiting_containers
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # One function per engine: why executors that were asked for do not run. It returns "" on others.
-_REASONS: Final[tuple[Callable[[SparkSession], str], ...]] = (waiting_containers,)
+_REASONS: Final[tuple[Callable[[SparkSession], str], ...]] = (waiting_containers, waiting_pods)
 
 
 def why_missing(spark: SparkSession) -> str:

@@ -1,4 +1,4 @@
-"""Executors that an application has asked of YARN or Kubernetes, which grant one after another. Pure.
+"""Executors that an application has asked of YARN or Kubernetes, which grant one by one. Pure.
 
 Spark begins with 80% of them, or after 30 seconds. A standalone cluster grants at once what it has.
 """
@@ -85,3 +85,16 @@ def is_on_its_way(asked: Asked | None, executors: int | None, size: int) -> bool
     if asked is None or size > asked.slots:
         return False
     return executors is None or executors < asked.executors
+
+
+def driver_logs(conf: Callable[[str], str | None]) -> str:
+    """How to read the output of a driver in cluster mode; empty for another driver.
+
+    Args:
+        conf: returns a Spark setting; None if it is not set.
+    """
+    if conf("spark.master") == "yarn" and conf("spark.submit.deployMode") == "cluster":
+        return f"yarn logs -applicationId {conf('spark.app.id')}"
+    if (conf("spark.kubernetes.submitInDriver") or "").lower() == "true":
+        return f"kubectl logs {conf('spark.kubernetes.driver.pod.name') or 'POD'}"
+    return ""

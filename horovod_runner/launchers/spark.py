@@ -85,6 +85,7 @@ class SparkLauncher(PoolKeeper):
         self.needs_pool = dynamic.lower() == "true" and not self._is_local
         # A Connect server may be on another machine.
         self.shares_files = self._is_local and not self._is_connect
+        self.driver_logs = "" if self._is_connect else growth.driver_logs(partial(conf_of, spark))
         self.channel_host = "127.0.0.1"
         if self._is_connect or not self._is_local:
             named = None if self._is_local else conf_of(spark, "spark.driver.host")

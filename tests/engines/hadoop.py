@@ -73,7 +73,8 @@ class Daemon:
         self._serves = threading.Event()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.engines.reaper", *command],
-            cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            cwd=ROOT, env={**os.environ, "JAVA_HOME": _java_home()},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             text=True, start_new_session=True,
         )  # fmt: skip
         assert self._process.stdout is not None
@@ -161,7 +162,10 @@ class Hadoop:
         """Format HDFS, start all daemons, and wait until they serve."""
         name_node = f"{_HDFS}.namenode.NameNode"
         formatted = subprocess.run(
-            [*self._java(name_node), "-format", "-force"], capture_output=True, text=True, check=False
+            [*self._java(name_node), "-format", "-force"],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if formatted.returncode:
             raise EngineError(f"Hadoop: HDFS cannot be formatted: {formatted.stderr[-500:]}")
@@ -208,6 +212,13 @@ class Hadoop:
         return subprocess.run(
             [*self._java(class_), *words], capture_output=True, text=True, check=False
         )
+
+
+def _java_home() -> str:
+    """The home of the Java on PATH; NodeManagers pass it on to their containers."""
+    java = shutil.which("java")
+    assert java is not None
+    return str(Path(java).resolve().parents[1])
 
 
 @contextmanager
@@ -304,8 +315,12 @@ _YARN_SITE = {
     "yarn.nm.liveness-monitor.expiry-interval-ms": "10000",
     "yarn.resourcemanager.nodemanagers.heartbeat-interval-ms": "250",
     # Half of the cluster belongs to the queue `urgent`. Who has borrowed it gives it back at once.
-    f"{_QUEUES}.queues": "default,urgent",
-    f"{_QUEUES}.default.capacity": "50",
+    # The queue `small` has room for an application master and one container of some size.
+    f"{_QUEUES}.queues": "default,urgent,small",
+    f"{_QUEUES}.small.capacity": "10",
+    f"{_QUEUES}.small.maximum-capacity": "20",
+    f"{_QUEUES}.small.user-limit-factor": "4",
+    f"{_QUEUES}.default.capacity": "40",
     f"{_QUEUES}.default.maximum-capacity": "100",
     f"{_QUEUES}.default.user-limit-factor": "4",
     f"{_QUEUES}.urgent.capacity": "50",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +26,7 @@ _HDFS: Final = ("hdfs", "viewfs")
 _HADOOP_CONF: Final = ("HADOOP_CONF_DIR", "HADOOP_HOME")
 # Where Spark puts the driver's HADOOP_CONF_DIR in a container of YARN's.
 _IN_CONTAINER: Final = Path("__spark_conf__") / "__hadoop_conf__"
+_FEW_ATTEMPTS: Final = {"dfs.client.failover.max.attempts": "3"}
 _WHERE: Final = "Install it on the driver and on the executors."
 
 
@@ -60,12 +62,18 @@ def file_system(url: str, **options: Any) -> tuple[Any, str]:
         raise ImportError(
             f"{shown(url)} requires a package that is not installed: {advice}. {_WHERE}"
         ) from error
+    except ValueError as error:
+        raise ValueError(
+            f"{shown(url)} cannot be opened: {error}. Correct the URL, or install the package that "
+            "brings its scheme to fsspec. A path without a scheme is a folder of the driver's "
+            "machine."
+        ) from None
     except RuntimeError as error:
         if scheme not in _HDFS:
             raise
         raise ValueError(
-            f"hdfs-native cannot open {shown(url)}: {error}. Set HADOOP_CONF_DIR to the folder with "
-            "core-site.xml and hdfs-site.xml, or name the NameNode's host and port in the URL."
+            f"hdfs-native cannot open {shown(url)}: {error}. Set HADOOP_CONF_DIR to the folder "
+            "with core-site.xml and hdfs-site.xml, or name the NameNode's host and port in the URL."
         ) from None
     return files, str(path)
 
@@ -76,19 +84,53 @@ def _require_hdfs(url: str) -> None:
     fsspec would try the one of pyarrow, which loads Hadoop's Java classes, and prints what is
     missing in sixty lines.
     """
-    try:
-        import hdfs_native  # noqa: F401
-    except ImportError as error:
+    if find_spec("hdfs_native") is None:
         raise ImportError(
             f"{shown(url)} requires hdfs-native: pip install 'horovod_runner[hdfs]'. {_WHERE}"
+        )
+    os.environ.update(hadoop_variables(os.environ))
+
+
+def hadoop_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that a process in a container of YARN's lacks: the place of Hadoop's settings.
+
+    Args:
+        environment: the variables of the process.
+
+    Returns:
+        HADOOP_CONF_DIR; empty outside such a container, or where the user has set it.
+    """
+    if any(name in environment for name in _HADOOP_CONF) or not _IN_CONTAINER.is_dir():
+        return {}
+    return {"HADOOP_CONF_DIR": str(_IN_CONTAINER.absolute())}
+
+
+def check_reachable(url: str, **options: Any) -> None:
+    """Connect to the file system of a URL; look whether HDFS answers, within some seconds.
+
+    Its client repeats for three minutes what fails: HDFS may be restarting. A run that has not
+    begun need not wait so long. The clients of other stores give up soon.
+
+    Args:
+        url: a path, or a URL of fsspec.
+        options: for fsspec.
+
+    Raises:
+        ImportError: as :func:`file_system`.
+        ValueError: as :func:`file_system`, or HDFS does not answer.
+    """
+    if not url.startswith(tuple(f"{scheme}://" for scheme in _HDFS)):
+        file_system(url, **options)
+        return
+    files, path = file_system(url, **_FEW_ATTEMPTS, **options)
+    try:
+        files.exists(path)
+    except (OSError, RuntimeError) as error:
+        raise ValueError(
+            f"{shown(url)} cannot be reached: {error}. Check that its NameNode runs, and that host "
+            "and port are right here: in the URL, or in HADOOP_CONF_DIR. On a cluster with "
+            "Kerberos a ticket is required: kinit."
         ) from error
-    find_hadoop_conf()
-
-
-def find_hadoop_conf() -> None:
-    """In a container of YARN's, set HADOOP_CONF_DIR to the configuration that Spark brought."""
-    if not any(name in os.environ for name in _HADOOP_CONF) and _IN_CONTAINER.is_dir():
-        os.environ["HADOOP_CONF_DIR"] = str(_IN_CONTAINER.absolute())
 
 
 def shown(url: str) -> str:
