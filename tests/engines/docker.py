@@ -9,12 +9,14 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
+import tomllib
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -34,6 +36,15 @@ IMAGE = "horovod-runner:digits"
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 _PACKAGES = ("docker.io", "debootstrap")
 _PYTHON = "ca-certificates,netbase,python-is-python3,python3-dev,python3-venv,tzdata"
+CUDA_IMAGE = "horovod-runner:cuda"
+# A toolkit as NVIDIA's image has it, from wheels: libraries there have names without a version.
+_TOOLKIT = """
+FROM {base}
+RUN python -m venv /venv && /venv/bin/pip install --no-cache-dir --target /packages {wheels} \\
+    && mv /packages/nvidia/cu* /usr/local/cuda && rm -r /packages /venv \\
+    && cd /usr/local/cuda && ln -s lib lib64 \\
+    && for file in lib/*.so.*; do ln -s "${{file#lib/}}" "${{file%%.so.*}}.so" || true; done
+"""
 _COMPOSE_MODULE = "github.com/docker/compose/v2"
 
 
@@ -72,7 +83,7 @@ class Docker:
         Raises:
             EngineError: a step failed; the last lines of its output are the message.
         """
-        self._provide_base()
+        self.provide_base()
         words = [f"--build-arg={name}={value}" for name, value in arguments.items()]
         # The host's network: a bridge may not reach the machine's resolver.
         done = self(
@@ -84,7 +95,7 @@ class Docker:
             raise EngineError("\n".join(done.stdout.splitlines()[-40:]))
         return tag
 
-    def _provide_base(self) -> None:
+    def provide_base(self) -> None:
         """Pull the base image; without a registry, make it of Debian's own Python 3.11."""
         if self.has(BASE) or self("pull", "--quiet", BASE).returncode == 0:
             return
@@ -99,6 +110,27 @@ class Docker:
                 done = self("import", "-", BASE, stdin=tar.stdout)
             if done.returncode:
                 raise EngineError(f"docker import failed: {done.stderr}")
+
+
+def cuda_image(docker: Docker) -> str:
+    """Build the image for GPUs of this checkout, for one architecture, and return its name.
+
+    Without a registry NVIDIA's image is made of its compiler's wheels.
+    """
+    (base,) = re.findall(r"FROM (nvidia/cuda:\S+)", (ROOT / "docker/cuda.Dockerfile").read_text())
+    (version,) = re.findall(
+        r"ARG CUDA_VERSION=(\S+)", (ROOT / "docker/cuda.Dockerfile").read_text()
+    )
+    base = base.replace("${CUDA_VERSION}", version)
+    if not docker.has(base) and docker("pull", "--quiet", base).returncode:
+        docker.provide_base()
+        table = tomllib.loads((ROOT / "wheels" / "table.toml").read_text())
+        wheels = " ".join(table["rows"]["torch-cuda"]["cuda"])
+        text = _TOOLKIT.format(base=BASE, wheels=wheels)
+        done = docker("build", "--network=host", f"--tag={base}", "-", input=text)
+        if done.returncode:
+            raise EngineError(f"Docker: no image in place of {base}: {done.stderr[-2000:]}")
+    return docker.build("cuda.Dockerfile", CUDA_IMAGE, {"HOROVOD_BUILD_CUDA_CC_LIST": "90"})
 
 
 def digits_image(docker: Docker) -> str:

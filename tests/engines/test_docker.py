@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,9 +24,12 @@ WITH_SPARK = ("horovod-runner", "doctor", "--master=local[2]")
 @pytest.fixture(scope="module")
 def docker() -> Iterator[Docker]:
     """The engine, with the image of this checkout."""
-    with engine.running() as docker:
-        engine.digits_image(docker)
-        yield docker
+    try:
+        with engine.running() as docker:
+            engine.digits_image(docker)
+            yield docker
+    except engine.EngineError as error:
+        pytest.exit(str(error), returncode=1)
 
 
 def in_container(docker: Docker, *words: str) -> subprocess.CompletedProcess[str]:
@@ -162,6 +166,12 @@ def test_compose_trains_on_a_cluster_of_containers(docker: Docker) -> None:
         assert "on 360 held-out digits" in done.stdout
     finally:
         docker(*compose, "down", "--volumes")
+
+
+def test_the_image_for_gpus_works_on_cpus(docker: Docker) -> None:
+    done = in_container(docker, *HARDENED, engine.cuda_image(docker), "horovod-runner", "doctor")
+    assert done.returncode == 0, done.stdout
+    assert re.search("Horovod for torch .*, built with nccl, gloo", done.stdout)
 
 
 def test_the_image_is_for_cpus_or_the_build_says_which_index_to_name(docker: Docker) -> None:
