@@ -68,6 +68,8 @@ class Checkout:
             "spark.executor.memory": "600m",
             "spark.executor.memoryOverhead": "1400m",
             "spark.executorEnv.PYTHONPATH": str(ROOT),
+            # Executors live for a minute: compiling their Java well would take most of it.
+            "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
             "spark.ui.enabled": "false",
             "spark.ui.showConsoleProgress": "false",
         }

@@ -24,6 +24,9 @@ SLOTS = ClusterConfig(slot_timeout=300, preload_frameworks=False)
 
 def wait_in_the_first_attempt() -> tuple[int, int]:
     """Save a checkpoint and wait for the end of a pod; the next attempt returns what it has."""
+    import horovod.torch as hvd
+
+    hvd.init()
     loaded = load_checkpoint()
     if loaded is None:
         save_checkpoint({"weights": 7}, 1)
