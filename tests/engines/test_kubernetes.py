@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.places("kubernetes"), pytest.mark.timeout(900)]
 MANIFESTS = ROOT / "docker" / "kubernetes"
+OUT_OF_SERVICE = "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
 PROGRAMS = "tests/engines/kubernetes/programs.py"
 
 
@@ -152,6 +153,8 @@ def test_a_run_outlives_a_node_that_is_not_ready_and_resumes_when_it_is_lost(
         checkout.kubectl("wait", "--for=jsonpath={.metadata.deletionTimestamp}", f"pod/{pod}")
         assert "was lost" not in shown.getvalue()
         checkout.cluster.end_pods(node)
+        # What an administrator does about a machine that does not come back.
+        checkout.cluster.kubectl("taint", "node", node, OUT_OF_SERVICE)
 
     shown = Calling("up ", 2, lose_node)
     try:
@@ -162,6 +165,7 @@ def test_a_run_outlives_a_node_that_is_not_ready_and_resumes_when_it_is_lost(
     finally:
         for node in nodes:
             checkout.cluster.kubelet(node).resume()
+            checkout.cluster.kubectl("taint", "node", node, f"{OUT_OF_SERVICE}-")
     assert resumed == (7, 2)
     (node,) = nodes
     checkout.cluster.kubectl("wait", "--for=condition=Ready", f"node/{node}", "--timeout=200s")

@@ -271,6 +271,7 @@ class Daemons:
             "podLogsDir": f"{data}/logs",
             "nodeStatusUpdateFrequency": "4s",
             "nodeLeaseDurationSeconds": 15,
+            "imageGCHighThresholdPercent": 100,  # no registry has the images of a full disk
             "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%"},
         }
         self._write(f"{node}/kubelet.json", configuration)
