@@ -145,8 +145,10 @@ endif
 test-engines:
 	@$(MAKE) --keep-going --jobs=1 test-docker test-yarn test-kubernetes
 
+# The first build of an image takes longer than any test, so stacks are not dumped meanwhile.
 test-docker: $(MAIN)/.ready
-	$(apart) $(MAIN)/bin/python -m pytest tests/engines/test_docker.py --places docker
+	$(apart) $(MAIN)/bin/python -m pytest tests/engines/test_docker.py --places docker \
+		-o faulthandler_timeout=0
 
 test-yarn: $(MAIN)/.ready
 	$(apart) $(call with_java,$(MAIN)) $(MAIN)/bin/python -m pytest tests/engines/test_yarn.py --places yarn

@@ -54,14 +54,16 @@ RUN if [ -z "${ALLOW_CUDA}" ] \
 
 # More of setup.cfg's extras, for example spark,data,mpich,examples.
 ARG EXTRAS=spark,data,mpich
-COPY LICENSE README.md pyproject.toml setup.cfg setup.py ./
+COPY pyproject.toml setup.cfg setup.py ./
 # Dependencies come before the sources: an edit of those leaves this layer.
 # Every version is in PIP_CONSTRAINT.
 # hadolint ignore=DL3013
 RUN mkdir horovod_runner \
     && echo '__version__ = "0"' > horovod_runner/__init__.py \
+    && touch README.md \
     && pip install --no-cache-dir ".[${FRAMEWORK},${EXTRAS},build]" \
     && rm -rf build horovod_runner horovod_runner.egg-info
+COPY LICENSE README.md ./
 COPY horovod_runner horovod_runner
 RUN pip install --no-cache-dir --no-deps --force-reinstall .
 

@@ -14,10 +14,11 @@ import pytest
 from tests.engines import docker as engine
 from tests.engines.docker import COMPOSE, IMAGE, Docker
 
-pytestmark = [pytest.mark.places("docker"), pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.places("docker"), pytest.mark.timeout(5400)]
 HARDENED = ("--read-only", "--tmpfs=/tmp:noexec", "--cap-drop=ALL")
 HARDENED = (*HARDENED, "--security-opt=no-new-privileges", "--memory=4g")
 PROGRAMS = f"--volume={Path(__file__).with_name('programs.py')}:/programs.py:ro"
+SPARK_HERE = "--env=SPARK_LOCAL_HOSTNAME=localhost"
 WITH_SPARK = ("horovod-runner", "doctor", "--master=local[2]")
 
 
@@ -56,6 +57,8 @@ def examined(docker: Docker, *options: str) -> dict[str, dict[str, Any]]:
         pytest.param(("--shm-size=1m",), id="small shared memory"),
         pytest.param(("--cpus=0.5", "--env=HOME=/nowhere"), id="half a CPU, no home"),
         pytest.param(("--network=host",), id="the host's network"),
+        pytest.param(("--network=none", SPARK_HERE), id="no network"),
+        pytest.param(("--hostname=my_host", SPARK_HERE), id="an underscore in the host's name"),
     ],
 )
 def test_all_works(docker: Docker, options: tuple[str, ...]) -> None:
@@ -117,8 +120,8 @@ def test_a_rank_that_is_killed_for_its_memory_is_told(docker: Docker) -> None:
     command = ("horovod-runner", "run", "--np=-2", "/programs.py:use_memory")
     done = in_container(docker, *limits, PROGRAMS, IMAGE, *command)
     assert done.returncode == 128 + 9
-    assert "out of memory" in done.stderr
-    assert "2 GiB" in done.stderr
+    assert "killed by SIGKILL (the kernel's out-of-memory killer)" in done.stderr
+    assert "of the container's 2.0 GiB were left" in done.stderr
 
 
 def test_a_stopped_container_leaves_its_checkpoints(docker: Docker, tmp_path: Path) -> None:
@@ -177,7 +180,7 @@ def test_the_image_for_gpus_works_on_cpus(docker: Docker) -> None:
 def test_the_image_is_for_cpus_or_the_build_says_which_index_to_name(docker: Docker) -> None:
     if engine.answers(engine.TORCH_INDEX):
         size = int(docker("image", "inspect", "--format={{.Size}}", IMAGE).stdout)
-        assert size <= 2_000_000_000
+        assert size <= 2_250_000_000  # two tenths are scikit-learn and SciPy, for the digits
     else:
         with pytest.raises(
             engine.EngineError, match=f"--build-arg TORCH_INDEX={engine.TORCH_INDEX}"
