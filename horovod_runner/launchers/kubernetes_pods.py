@@ -48,10 +48,23 @@ def describe(pods: Iterable[Mapping[str, Any]]) -> str:
             "quota, Pod Security, a missing role), or they have ended. The driver's log names the "
             "reason: look for ExecutorPodsAllocator."
         )
-    reasons = Counter(_reason(pod) for pod in pods if _phase(pod) == "Pending")
+    reasons = Counter(
+        _reason(pod) for pod in pods if _phase(pod) == "Pending" and not _is_leaving(pod)
+    )
+    leaving = Counter(_node(pod) for pod in pods if _is_leaving(pod))
     ended = Counter(_end(pod) for pod in pods if _phase(pod) in {"Failed", "Succeeded"})
-    sentences = [f"{_pods(count, "is", "are")} pending: {reason}." for reason, count in reasons.items()]
-    sentences += [f"{_pods(count, "has", "have")} ended: {reason}." for reason, count in ended.items()]
+    sentences = [
+        f"{_pods(count, 'is', 'are')} pending: {reason}." for reason, count in reasons.items()
+    ]
+    sentences += [
+        f"{_pods(count, 'has', 'have')} ended: {reason}." for reason, count in ended.items()
+    ]
+    sentences += [
+        f"{_pods(count, 'is', 'are')} to end, and node {node} has not done it yet: Spark asks for "
+        "another pod after that. If the machine is gone, `kubectl delete pod --force` tells "
+        "Kubernetes."
+        for node, count in leaving.items()
+    ]
     return " ".join(sentences)
 
 
@@ -66,6 +79,16 @@ def _executor_pods(spark: SparkSession) -> list[Mapping[str, Any]]:
     serialization = context._jvm.io.fabric8.kubernetes.client.utils.Serialization
     listed: list[Mapping[str, Any]] = json.loads(serialization.asJson(pods))["items"]
     return listed
+
+
+def _is_leaving(pod: Mapping[str, Any]) -> bool:
+    """Whether a pod was deleted and has not ended: its node may no longer answer."""
+    is_there = _phase(pod) in {"Pending", "Running"}
+    return is_there and "deletionTimestamp" in pod.get("metadata", {})
+
+
+def _node(pod: Mapping[str, Any]) -> str:
+    return str(pod.get("spec", {}).get("nodeName", ""))
 
 
 def _phase(pod: Mapping[str, Any]) -> str:

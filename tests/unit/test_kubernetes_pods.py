@@ -39,8 +39,8 @@ def test_pods_that_have_ended_are_named_with_their_end() -> None:
     killed = pod("Failed", containerStatuses=[{"state": {"terminated": ended}}])
     evicted = pod("Failed", reason="Evicted", message="The node was low on resource: memory. ")
     assert describe([killed, evicted]) == (
-        "1 executor pod has ended: OOMKilled, exit code 137. 1 executor pod has ended: Evicted: The "
-        "node was low on resource: memory."
+        "1 executor pod has ended: OOMKilled, exit code 137. 1 executor pod has ended: Evicted: "
+        "The node was low on resource: memory."
     )
 
 
@@ -50,3 +50,11 @@ def test_where_there_is_no_pod_the_place_of_the_reason_is_named() -> None:
 
 def test_pods_that_run_are_not_mentioned() -> None:
     assert describe([pod("Running")]) == ""
+
+
+def test_a_pod_that_its_node_does_not_end_is_named_with_the_node() -> None:
+    deleted = {**pod("Running"), "spec": {"nodeName": "node7"}}
+    deleted["metadata"] = {"deletionTimestamp": "2026-11-29T18:00:00Z"}
+    said = describe([deleted, pod("Running")])
+    assert said.startswith("1 executor pod is to end, and node node7 has not done it yet")
+    assert "kubectl delete pod --force" in said

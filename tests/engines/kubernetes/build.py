@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 from tests.engines.versions import KUBERNETES
@@ -141,3 +142,10 @@ def _go(command: list[str], folder: Path) -> str:
     if done.returncode:
         raise EngineMissing(f"Kubernetes: {' '.join(command)} failed: {done.stderr[-1000:]}")
     return done.stdout
+
+
+if __name__ == "__main__":
+    try:
+        print(binaries())
+    except EngineMissing as missing:
+        sys.exit(str(missing))

@@ -9,10 +9,12 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pyspark
+import yaml
 
 from tests.engines.kubernetes.cluster import ROOT, Cluster
 from tests.engines.kubernetes.image import write_image
@@ -48,30 +50,73 @@ class Checkout:
         """Run kubectl in the namespace."""
         return self.cluster.kubectl(f"--namespace={self.namespace}", *words, given=given)
 
-    def settings(self, **more: str) -> dict[str, str]:
-        """Spark's settings for an application whose driver is on this machine.
+    def evict(self, pod: str) -> None:
+        """Ask for the end of a pod as `kubectl drain` does."""
+        eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod}}
+        path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod}/eviction"
+        self.kubectl("create", f"--raw={path}", "--filename=-", given=json.dumps(eviction))
 
-        Args:
-            more: other settings, without ``spark.`` and with ``_`` for a dot.
-        """
-        chosen = {
-            "spark.master": f"k8s://{self.cluster.url}",
-            "spark.driver.host": MACHINE,
-            "spark.driver.bindAddress": MACHINE,
+    def settings(self) -> dict[str, str]:
+        """Spark's settings for executors of this checkout."""
+        return {
             "spark.kubernetes.namespace": NAMESPACE,
             "spark.kubernetes.container.image": IMAGE,
             "spark.kubernetes.container.image.pullPolicy": "Never",
-            "spark.kubernetes.executor.podTemplateFile": str(self.template),
             "spark.kubernetes.executor.request.cores": "0.1",
             "spark.executor.instances": "2",
             "spark.executor.cores": "1",
             "spark.executor.memory": "600m",
             "spark.executor.memoryOverhead": "1400m",
             "spark.executorEnv.PYTHONPATH": str(ROOT),
+            # Executors live for a minute: compiling their Java well would take most of it.
+            "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
             "spark.ui.enabled": "false",
             "spark.ui.showConsoleProgress": "false",
         }
-        return chosen | {f"spark.{name.replace('_', '.')}": value for name, value in more.items()}
+
+    def client_settings(self) -> dict[str, str]:
+        """Spark's settings for an application whose driver is on this machine."""
+        return {
+            **self.settings(),
+            "spark.master": f"k8s://{self.cluster.url}",
+            "spark.driver.host": MACHINE,
+            "spark.driver.bindAddress": MACHINE,
+            "spark.kubernetes.executor.podTemplateFile": str(self.template),
+        }
+
+    def cluster_settings(self, name: str) -> dict[str, str]:
+        """Spark's settings for an application whose driver is a pod."""
+        return {
+            **self.settings(),
+            "spark.master": f"k8s://{self.cluster.url}",
+            "spark.kubernetes.driver.pod.name": name,
+            "spark.kubernetes.authenticate.driver.serviceAccountName": "spark",
+            "spark.kubernetes.driver.podTemplateFile": str(self.template),
+            "spark.kubernetes.executor.podTemplateFile": str(self.template),
+            "spark.kubernetes.driver.request.cores": "0.1",
+            "spark.kubernetes.driverEnv.PYTHONPATH": str(ROOT),
+            "spark.driver.memory": "600m",
+            "spark.driver.memoryOverhead": "1000m",
+        }
+
+    def submit(self, settings: Mapping[str, str]) -> list[str]:
+        """The command line of spark-submit with these settings."""
+        listed = [f"--conf={name}={value}" for name, value in settings.items()]
+        return [str(Path(self.python).parent / "spark-submit"), *listed]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What spark-submit needs on this machine."""
+        return {
+            "KUBECONFIG": str(self.cluster.kubeconfig),
+            "PYTHONPATH": str(ROOT),
+            "PYSPARK_PYTHON": self.python,
+        }
+
+    @property
+    def kubectl_line(self) -> list[str]:
+        """The command line of kubectl in the namespace."""
+        return [*self.cluster.kubectl_line, f"--namespace={NAMESPACE}"]
 
     def pod(self, name: str, command: list[str], **environment: str) -> dict[str, Any]:
         """A pod of this checkout that runs a command."""
@@ -130,7 +175,6 @@ def _folders() -> list[Path]:
 
 def _template(volumes: list[Any], mounts: list[Any]) -> dict[str, Any]:
     """The product's template, with the shared folders and a user: the image names none."""
-    yaml = __import__("yaml")
     template: dict[str, Any] = yaml.safe_load((ROOT / "docker/kubernetes/pod.yaml").read_text())
     spec = template["spec"]
     spec["securityContext"] |= {"runAsUser": _USER, "runAsGroup": _USER}

@@ -125,18 +125,21 @@ class Cluster:
         Raises:
             RuntimeError: it failed; has its message.
         """
-        return _run(
-            str(self._bin / "kubectl"), f"--kubeconfig={self.kubeconfig}", *words, given=given
-        )
+        return _run(*self.kubectl_line, *words, given=given)
+
+    @property
+    def kubectl_line(self) -> list[str]:
+        """The command line of kubectl as the administrator."""
+        return [str(self._bin / "kubectl"), f"--kubeconfig={self.kubeconfig}"]
 
     def apply(self, *objects: Mapping[str, Any]) -> None:
         """Create or change objects."""
         listed = {"apiVersion": "v1", "kind": "List", "items": list(objects)}
         self.kubectl("apply", "--filename=-", given=json.dumps(listed))
 
-    def load(self, archive: Path) -> None:
-        """Give an image to both nodes, as a registry would."""
-        for node in NODES:
+    def load(self, archive: Path, nodes: Iterable[str] = NODES) -> None:
+        """Give an image to nodes, as a registry would."""
+        for node in nodes:
             socket = f"{self.folder}/{node}/containerd.sock"
             _run("ctr", "-a", socket, "-n", "k8s.io", "images", "import", str(archive))
 
@@ -147,6 +150,11 @@ class Cluster:
             if f"--hostname-override={node}" in process.cmdline() and "kubelet" in process.name():
                 return process
         raise RuntimeError(f"{node} has no kubelet")
+
+    def end_pods(self, node: str) -> None:
+        """Kill all processes of a node's pods, as if its machine had lost power."""
+        for root in _control_groups():
+            _kill(root / node)
 
     def share(self, namespace: str, folders: Iterable[Path]) -> tuple[list[Any], list[Any]]:
         """Make folders of this machine mountable in a namespace.
@@ -169,6 +177,7 @@ class Cluster:
                     "spec": {
                         "accessModes": ["ReadOnlyMany"],
                         "capacity": storage,
+                        "claimRef": {"name": name, "namespace": namespace},
                         "hostPath": {"path": str(folder), "type": "Directory"},
                     },
                 },
@@ -183,19 +192,32 @@ class Cluster:
             volumes.append({"name": f"shared-{number}", "persistentVolumeClaim": claim})
             mount = {"name": f"shared-{number}", "mountPath": str(folder), "readOnly": True}
             mounts.append(mount)
+        bound = "--for=jsonpath={.status.phase}=Bound"
+        self.kubectl(f"--namespace={namespace}", "wait", bound, "pvc", "--all", "--timeout=60s")
         return volumes, mounts
 
 
+def _control_groups() -> list[Path]:
+    """The nodes' control groups, of each controller in version 1."""
+    root = Path("/sys/fs/cgroup")
+    return [path for path in (root / CGROUP, *root.glob(f"*/{CGROUP}")) if path.exists()]
+
+
 def _remove_control_groups() -> None:
-    """Remove the nodes' control groups, with what is left in them."""
-    for root in (Path("/sys/fs/cgroup") / CGROUP, *Path("/sys/fs/cgroup").glob(f"*/{CGROUP}")):
-        folders = sorted((Path(path) for path, _, _ in os.walk(root)), reverse=True)
-        for folder in folders:
-            for pid in (folder / "cgroup.procs").read_text().split():
-                with suppress(ProcessLookupError):
-                    os.kill(int(pid), signal.SIGKILL)
+    """Remove the nodes' control groups, with the processes of a cluster that was killed."""
+    for root in _control_groups():
+        _kill(root)
+        for folder in sorted((Path(path) for path, _, _ in os.walk(root)), reverse=True):
             with suppress(OSError):  # the next cluster uses it again
                 folder.rmdir()
+
+
+def _kill(group: Path) -> None:
+    """Kill the processes of a control group and of those below it."""
+    for path, _, _ in os.walk(group):
+        for pid in (Path(path) / "cgroup.procs").read_text().split():
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
 
 
 def _run(*command: str, given: str | None = None) -> str:

@@ -63,6 +63,7 @@ class Daemons:
         self._start_dns()
         for node in NODES:
             self._start_node(node)
+        self._until_it_works("get", "node", *NODES)  # each kubelet registers its own
         self._kubectl("wait", "--for=condition=Ready", "node", "--all", "--timeout=120s")
         # Pods without it are refused.
         self._until_it_works("get", "serviceaccount", "default")
@@ -87,7 +88,7 @@ class Daemons:
     def _certify(self) -> None:
         pki = self._folder / "pki"
         _run("openssl", "genrsa", "-out", f"{pki}/accounts.key", "2048")
-        self._certificate("ca", "/CN=horovod_runner-tests", "basicConstraints=critical,CA:TRUE")
+        self._certificate("ca", "/CN=horovod_runner-tests", "keyUsage=critical,keyCertSign")
         names = ("localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc")
         listed = [f"DNS:{name}" for name in names]
         listed += [f"IP:{address}" for address in ("127.0.0.1", API_SERVICE, CLUSTER)]
@@ -267,9 +268,10 @@ class Daemons:
             "clusterDNS": [CLUSTER],
             "port": 10250 + 10 * number,
             "healthzPort": 10248 + 10 * number,
-            "podLogsDir": f"{data}/pods",
+            "podLogsDir": f"{data}/logs",
             "nodeStatusUpdateFrequency": "4s",
             "nodeLeaseDurationSeconds": 15,
+            "imageGCHighThresholdPercent": 100,  # no registry has the images of a full disk
             "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%"},
         }
         self._write(f"{node}/kubelet.json", configuration)
