@@ -5,6 +5,7 @@
 #   make check    lint, types, import contract and the fast tests
 # And what runs at night and before a release, for an hour:
 #   make test-all all tests, on both dependency legs; or a part: make test-main, make test-petastorm
+#   make test-engines   real engines of this machine; or one: test-docker, test-yarn, test-kubernetes
 #   make coverage the main leg again, with what it covers of the package
 #   make fuzz     the fire at a run's sockets, thirty times as long
 #   make oracle N=1000 SEED=1   random small trainings, judged against one process
@@ -58,7 +59,7 @@ packages_of = $$($(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path(
 beside = printf '%s\n%s\n' "$$PWD" "$(call packages_of,$(2))" > "$(call packages_of,$(1))/zz-beside.pth"
 
 DEMO_EXTRAS := spark,torch,data,examples,mpich,build
-MAIN_EXTRAS := $(DEMO_EXTRAS),gpu,connect,tensorflow,delta,images,plot,keras,lightning,huggingface,boosting,optuna,top,mlflow,mlflow_server,tensorboard,stores,mpi,docs,dev
+MAIN_EXTRAS := $(DEMO_EXTRAS),gpu,connect,tensorflow,delta,hdfs,images,plot,keras,lightning,huggingface,boosting,optuna,top,mlflow,mlflow_server,tensorboard,stores,mpi,docs,dev
 PETASTORM_EXTRAS := spark,torch,tensorflow,data,delta,images,petastorm,keras,build,examples,dev
 
 # On the leg whose Horovod is for torch alone, which proves itself sooner.
@@ -85,7 +86,7 @@ CPU_BUILD := $(if $(wildcard /dev/nvidia0),,--cpu)
 HOROVOD_BUILD := horovod_runner/tools/horovod_build/source.py \
 	$(wildcard horovod_runner/tools/horovod_build/patches/*.patch horovod_runner/tools/horovod_build/overlay/*/*/*)
 
-.PHONY: demo test test-all test-quick packages-quick environments test-main test-petastorm test-petastorm-beside coverage fuzz mutants mutation oracle wheels packages docs notebooks check lint fast format bench clean
+.PHONY: demo test test-all test-quick test-engines test-docker test-yarn test-kubernetes packages-quick environments test-main test-petastorm test-petastorm-beside coverage fuzz mutants mutation oracle wheels packages docs notebooks check lint fast format bench clean
 
 # A checkout that is set up for the tests has all that the demo takes.
 demo: $(firstword $(wildcard $(MAIN)/.ready) $(MAIN)/.demo)
@@ -98,7 +99,8 @@ test:
 
 # Builds wait for Debian's ccache and mpicxx.
 test-all:
-	@$(MAKE) --jobs=4 --keep-going PACKAGES=packages lint test-main test-petastorm-beside
+	@$(MAKE) --jobs=4 --keep-going PACKAGES=packages lint test-main test-petastorm-beside; \
+	status=$$?; $(MAKE) test-engines && exit $$status
 
 # What the tests need, without the tests.
 environments: $(MAIN)/.ready $(if $(PYTHON_PETASTORM),$(PETASTORM)/.ready) $(BODO)/.ready $(OPENMPI)/.ready
@@ -139,6 +141,18 @@ test-petastorm:
 	@echo "no Python 3.11 or 3.12 here: the tests with Petastorm are left out"; test -z "$$CI"
 endif
 
+# One engine after the other: each needs the whole machine.
+test-engines:
+	@$(MAKE) --keep-going --jobs=1 test-docker test-yarn test-kubernetes
+
+# The first build of an image takes longer than any test, so stacks are not dumped meanwhile.
+test-docker: $(MAIN)/.ready
+	$(apart) $(MAIN)/bin/python -m pytest tests/engines/test_docker.py --places docker \
+		-o faulthandler_timeout=0
+
+test-yarn: $(MAIN)/.ready
+	$(apart) $(call with_java,$(MAIN)) $(MAIN)/bin/python -m pytest tests/engines/test_yarn.py --places yarn
+
 # Beside the main leg: what it prints comes in one piece.
 test-petastorm-beside: $(if $(PYTHON_PETASTORM),$(PETASTORM)/.ready)
 	@printed=$$(mktemp); $(MAKE) test-petastorm >$$printed 2>&1; status=$$?; \
@@ -152,6 +166,11 @@ coverage: $(MAIN)/.ready
 	$(MAIN)/bin/coverage combine --keep --data-file=.lines/.coverage .lines
 	$(MAIN)/bin/coverage report --data-file=.lines/.coverage --fail-under=90
 	$(MAIN)/bin/python -m tests.choose .lines
+
+# On a cluster of two nodes that is started for it. Needs root, and Go the first time.
+test-kubernetes: $(MAIN)/.ready
+	@$(MAIN)/bin/python -m tests.engines.kubernetes.build
+	$(apart) $(call with_java,$(MAIN)) $(MAIN)/bin/python -m pytest tests/engines/test_kubernetes.py --places kubernetes
 
 # Thirty times as many inputs as among the other tests.
 fuzz: $(MAIN)/.ready

@@ -41,14 +41,31 @@ RUN case ",${FRAMEWORK}," in \
         *,torch,*) pip install --no-cache-dir --no-deps \
             ${TORCH_INDEX:+--index-url "${TORCH_INDEX}"} "torch==${TORCH_VERSION}" ;; \
     esac
+# 1: accept a torch that is built for CUDA, which brings five gigabytes of libraries.
+ARG ALLOW_CUDA=
+RUN if [ -z "${ALLOW_CUDA}" ] \
+        && [ -e /opt/venv/lib/python3.11/site-packages/torch/lib/libtorch_cuda.so ]; then \
+        echo "torch ${TORCH_VERSION} from this index is built for CUDA: the image would take 7 GB" \
+            "instead of 2. Name an index of builds for CPUs," \
+            "--build-arg TORCH_INDEX=https://download.pytorch.org/whl/cpu or a mirror of it." \
+            "To accept the size: --build-arg ALLOW_CUDA=1." >&2; \
+        exit 1; \
+    fi
 
 # More of setup.cfg's extras, for example spark,data,mpich,examples.
 ARG EXTRAS=spark,data,mpich
-COPY LICENSE README.md pyproject.toml setup.cfg setup.py ./
-COPY horovod_runner horovod_runner
+COPY pyproject.toml setup.cfg setup.py ./
+# Dependencies come before the sources: an edit of those leaves this layer.
 # Every version is in PIP_CONSTRAINT.
 # hadolint ignore=DL3013
-RUN pip install --no-cache-dir ".[${FRAMEWORK},${EXTRAS},build]"
+RUN mkdir horovod_runner \
+    && echo '__version__ = "0"' > horovod_runner/__init__.py \
+    && touch README.md \
+    && pip install --no-cache-dir ".[${FRAMEWORK},${EXTRAS},build]" \
+    && rm -rf build horovod_runner horovod_runner.egg-info
+COPY LICENSE README.md ./
+COPY horovod_runner horovod_runner
+RUN pip install --no-cache-dir --no-deps --force-reinstall .
 
 # Named, or they would be those of the machine that builds; empty on ARM.
 ARG HOROVOD_BUILD_ARCH_FLAGS="-mf16c -mavx -mfma"
@@ -63,21 +80,25 @@ LABEL org.opencontainers.image.title="horovod_runner" \
       org.opencontainers.image.description="Horovod ranks on CPUs, in a Spark job or without" \
       org.opencontainers.image.licenses="Apache-2.0"
 
-# procps for Spark's scripts; tini to hand signals on and to bury orphans. Java's package counts on
-# the folder of manual pages, which slim images lack. The two links move neither with Python's
-# version nor with the machine's kind. Spark's own images have the user 185, too.
+# procps for Spark's scripts; tini forwards signals and reaps orphans; libnss-wrapper for the entry
+# point. Java's package needs the folder of manual pages, which slim images lack. The two links do not
+# change with Python's version and the CPU. Spark's own images have the user 185, too. Users that the
+# image does not know are in group 0 on OpenShift, and may write where that group may.
 # hadolint ignore=DL3008
 RUN mkdir --parents /usr/share/man/man1 \
     && apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends \
-        openjdk-17-jre-headless procps tini \
+        libnss-wrapper openjdk-17-jre-headless procps tini \
     && rm -rf /var/lib/apt/lists/* \
     && ln -s "$(dirname "$(dirname "$(readlink --canonicalize /usr/bin/java)")")" /opt/java \
     && ln -s /opt/venv/lib/python3.11/site-packages/pyspark /opt/spark \
     && groupadd --system --gid 185 spark \
-    && useradd --system --uid 185 --gid 185 --create-home spark
+    && useradd --system --uid 185 --gid 185 --create-home spark \
+    && chgrp 0 /home/spark \
+    && chmod 775 /home/spark
 
 COPY --from=build /opt/venv /opt/venv
+COPY docker/entrypoint.sh docker/gpu_addresses.sh /opt/
 ENV PATH=/opt/venv/bin:$PATH \
     JAVA_HOME=/opt/java \
     SPARK_HOME=/opt/spark \
@@ -90,5 +111,5 @@ USER 185:185
 
 # Two ranks reduce a number, which takes both some cores and some seconds: not often.
 HEALTHCHECK --interval=10m --timeout=2m --retries=2 CMD ["horovod-runner", "doctor"]
-ENTRYPOINT ["tini", "--"]
+ENTRYPOINT ["tini", "--", "/opt/entrypoint.sh"]
 CMD ["horovod-runner", "doctor"]

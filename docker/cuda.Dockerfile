@@ -51,11 +51,18 @@ RUN pip install --no-cache-dir --no-deps \
 
 # More of setup.cfg's extras, for example spark,data,examples.
 ARG EXTRAS=spark,data
-COPY LICENSE README.md pyproject.toml setup.cfg setup.py ./
-COPY horovod_runner horovod_runner
+COPY pyproject.toml setup.cfg setup.py ./
+# Dependencies come before the sources: an edit of those leaves this layer.
 # Every version is in PIP_CONSTRAINT.
 # hadolint ignore=DL3013
-RUN pip install --no-cache-dir ".[torch,${EXTRAS},build]"
+RUN mkdir horovod_runner \
+    && echo '__version__ = "0"' > horovod_runner/__init__.py \
+    && touch README.md \
+    && pip install --no-cache-dir ".[torch,${EXTRAS},build]" \
+    && rm -rf build horovod_runner horovod_runner.egg-info
+COPY LICENSE README.md ./
+COPY horovod_runner horovod_runner
+RUN pip install --no-cache-dir --no-deps --force-reinstall .
 
 COPY --from=toolkit /toolkit /usr/local/cuda
 # A machine that builds has no GPU to ask: A100, L4 and L40, H100 and H200, B200.
@@ -76,21 +83,25 @@ LABEL org.opencontainers.image.title="horovod_runner" \
       org.opencontainers.image.description="Horovod ranks on GPUs, in a Spark job or without" \
       org.opencontainers.image.licenses="Apache-2.0"
 
-# procps for Spark's scripts; tini to hand signals on and to bury orphans. Java's package counts on
-# the folder of manual pages, which slim images lack. The two links move neither with Python's
-# version nor with the machine's kind. Spark's own images have the user 185, too.
+# procps for Spark's scripts; tini forwards signals and reaps orphans; libnss-wrapper for the entry
+# point. Java's package needs the folder of manual pages, which slim images lack. The two links do not
+# change with Python's version and the CPU. Spark's own images have the user 185, too. Users that the
+# image does not know are in group 0 on OpenShift, and may write where that group may.
 # hadolint ignore=DL3008
 RUN mkdir --parents /usr/share/man/man1 \
     && apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends \
-        openjdk-17-jre-headless procps tini \
+        libnss-wrapper openjdk-17-jre-headless procps tini \
     && rm -rf /var/lib/apt/lists/* \
     && ln -s "$(dirname "$(dirname "$(readlink --canonicalize /usr/bin/java)")")" /opt/java \
     && ln -s /opt/venv/lib/python3.11/site-packages/pyspark /opt/spark \
     && groupadd --system --gid 185 spark \
-    && useradd --system --uid 185 --gid 185 --create-home spark
+    && useradd --system --uid 185 --gid 185 --create-home spark \
+    && chgrp 0 /home/spark \
+    && chmod 775 /home/spark
 
 COPY --from=build /opt/venv /opt/venv
+COPY docker/entrypoint.sh docker/gpu_addresses.sh /opt/
 # Which GPUs it sees is said by `--gpus` or by Kubernetes: "all" here would be all of a host's to a
 # pod that asked for none.
 ENV PATH=/opt/venv/bin:$PATH \
@@ -108,5 +119,5 @@ USER 185:185
 # memory of a GPU from a training.
 HEALTHCHECK --interval=10m --timeout=2m --retries=2 \
     CMD ["env", "CUDA_VISIBLE_DEVICES=", "horovod-runner", "doctor"]
-ENTRYPOINT ["tini", "--"]
+ENTRYPOINT ["tini", "--", "/opt/entrypoint.sh"]
 CMD ["horovod-runner", "doctor"]

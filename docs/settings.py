@@ -135,6 +135,13 @@ VARIABLES = (
         "the seed of the hashes of texts: the order of a set is then the same on all ranks",
     ),
     (
+        "MPIR_CVAR_CH4_CMA_ENABLE",
+        "ranks",
+        "0 where a rank may not read another's memory",
+        "whether MPICH reads large messages from the sender's memory. A rank tries at its start "
+        "whether it may ([containers](../where/docker.md#what-containers-forbid))",
+    ),
+    (
         "MPIR_CVAR_ENABLE_HEAVY_YIELD",
         "ranks",
         "1 with more than 16 ranks on a core",

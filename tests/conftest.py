@@ -27,7 +27,7 @@ from horovod_runner.checkpoints import checkpoint
 from horovod_runner.common.options import grouped
 from horovod_runner.host import software
 from tests import suites
-from tests.places import PLACES, SHARED, SPARKS, Sessions
+from tests.places import ENGINES, PLACES, SHARED, SPARKS, Sessions
 from tests.preload import TORCH, preload_what_tests_import, without_what_imports_set
 from tests.suites import NAME, UNKNOWN, in_quick, quick_tests
 
@@ -47,8 +47,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--places",
         default="local,spark",
-        help=f"where the ranks of the tests may run, of {','.join(PLACES)}; or all "
-        "(default: local,spark)",
+        help=f"where the ranks of the tests may run, of {','.join(PLACES)}; or all of these, "
+        f"or an engine, of {','.join(ENGINES)} (default: local,spark)",
     )
     parser.addoption(
         "--suite",
@@ -86,9 +86,10 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["MLFLOW_TRACKING_URI"] = f"file://{folder}/mlruns"  # MLflow's own is where we are
     preload_what_tests_import()
     suites.running = config.getoption("suite")
-    unknown = set(_allowed(config)) - set(PLACES)
+    places = (*PLACES, *ENGINES)
+    unknown = set(_allowed(config)) - set(places)
     if unknown:
-        raise pytest.UsageError(f"--places: {', '.join(unknown)} is none of {', '.join(PLACES)}")
+        raise pytest.UsageError(f"--places: {', '.join(unknown)} is none of {', '.join(places)}")
 
 
 def pytest_unconfigure() -> None:

@@ -11,6 +11,9 @@
 
 A test says where it runs by ``@pytest.mark.places("local", "cluster")``; without that it runs in
 `local` and `spark`. ``pytest --places`` says which of them a session of tests may use.
+
+Engines are places too, with a target of the Makefile each: `docker`, `kubernetes`, `yarn`. They
+belong to no other session of tests.
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PLACES = ("local", "spark", "cluster", "connect", "slurm", "hosts")
+#: Engines, which are started for real; see tests/engines.
+ENGINES = ("docker", "kubernetes", "yarn")
 #: For what every launcher has to do, wherever its ranks run.
 EVERYWHERE = ("local", "spark", "cluster", "connect", "slurm")
 #: Those with a Spark session in the tests' process.
@@ -102,18 +107,26 @@ class Sessions:
         return session
 
     def _classic(self, master: str, conf: Mapping[str, str]) -> SparkSession:
-        from pyspark.sql import SparkSession
+        return self._open.enter_context(classic_session({"spark.master": master, **conf}))
 
-        builder = SparkSession.builder.master(master)
-        builder = builder.config("spark.ui.enabled", "false")
-        builder = builder.config("spark.ui.showConsoleProgress", "false")
-        for name, value in conf.items():
-            builder = builder.config(name, value)
-        session = builder.getOrCreate()
-        session.sparkContext.setLogLevel("OFF")
-        self._open.callback(_end_java)
-        self._open.callback(session.stop)
-        return session
+
+@contextmanager
+def classic_session(conf: Mapping[str, str]) -> Iterator[SparkSession]:
+    """A session of this process, which ends with its Java process."""
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder
+    builder = builder.config("spark.ui.enabled", "false")
+    builder = builder.config("spark.ui.showConsoleProgress", "false")
+    for name, value in conf.items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("OFF")
+    try:
+        yield session
+    finally:
+        session.stop()
+        _end_java()
 
 
 def _end_java() -> None:

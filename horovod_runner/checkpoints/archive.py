@@ -51,6 +51,8 @@ class Archive:
         self._run_id = run_id
         folder = options.checkpoint_dir
         self._url = None if folder is None else os.fspath(folder)
+        # Here, because what cannot be reached is an error before the run waits for slots.
+        self._opened = None if self._url is None else open_folder(self._url, check=True)
         self._config = options.checkpoint_config
         self._resume = options.resume
         self._owned = False
@@ -71,11 +73,11 @@ class Archive:
         return self._url or ""
 
     def __enter__(self) -> Archive:
-        if self._url is None:
+        if self._opened is None:
             scratch = self._kept.enter_context(RunFolder(f"{self._run_id}-checkpoints"))
             self._folder: Folder = LocalFolder(scratch.path)
         else:
-            self._folder = open_folder(self._url)
+            self._folder = self._opened
         try:
             local = self._folder.local("")
             if local is not None:
@@ -111,6 +113,14 @@ class Archive:
             checkpoint.clean_up(self._folder, self._run_id)
         if not self.markers:
             self.discard()
+
+    def keep_record(self, record: Path) -> None:
+        """Copy the record of the run into the folder of its checkpoints.
+
+        Raises:
+            Exception: the folder cannot be written to; every kind of folder raises different ones.
+        """
+        self._folder.write(record.name, record.read_bytes())
 
     def discard(self) -> None:
         """Remove the checkpoints, if they are in a temporary folder."""

@@ -26,8 +26,10 @@ class Limits:
     Args:
         executors: the driver waits for executors to register, counted from its own registration.
             Then too few slots are an error. ``slot_timeout`` replaces this limit.
-        slot_notice: the driver waits for missing slots. Then it tells the user, and again each time
-            this limit has passed.
+        granted_executors: the driver waits for executors that YARN or Kubernetes was asked for.
+            Then too few slots are an error. ``slot_timeout`` replaces this limit.
+        slot_notice: the driver waits for missing slots. Then it tells the user, and again, after as
+            long, when something has changed.
         returning_slots: between two attempts the driver waits for the slots of a lost executor or
             host. Then no attempt follows.
         connect_task: on Spark Connect the driver waits for the first task. Then the run ends. A
@@ -143,6 +145,7 @@ class Limits:
 
     # Slots, tasks and hosts, before the ranks run.
     executors: float = 30.0
+    granted_executors: float = 300.0  # a queue may be full for a while
     slot_notice: float = 5.0
     returning_slots: float = 60.0
     connect_task: float = 60.0

@@ -13,6 +13,7 @@ from horovod_runner.common.arguments import parameters_of, suggest_fields
 from horovod_runner.data.pack import arrow_rows
 from horovod_runner.data.pack import columns as column_types
 from horovod_runner.data.read import listing
+from horovod_runner.data.read.files import check_reachable, connect
 from horovod_runner.data.read.listing import Reading, ReadingArguments
 from horovod_runner.data.read.readers import (
     ArrowReader,
@@ -65,6 +66,18 @@ class Source(ABC):
     def _prepare(self, name: str, shared: Path | None) -> Prepared:
         """See :meth:`prepare`, which adds the name to errors."""
 
+    def check(self, name: str) -> None:
+        """Check that its files can be reached; does not look at them.
+
+        Raises:
+            DataError: a package or a setting for its URL is missing, or HDFS does not answer.
+        """
+        with name_in_errors(name):
+            self._check()
+
+    def _check(self) -> None:  # noqa: B027 - not all have files
+        """See :meth:`check`; a source without files has nothing to check."""
+
     def for_examples(self) -> Source:
         """A source with the same first rows, which does not keep the others in memory."""
         return self
@@ -104,6 +117,10 @@ class parquet(Source):  # noqa: N801 - reads as a call
         self._path = path
         self._reading = Reading(**options)
 
+    def _check(self) -> None:
+        first = self._path if isinstance(self._path, str) else next(iter(self._path), "")
+        check_reachable(first, self._reading.storage_options)
+
     def _prepare(self, name: str, shared: Path | None) -> Prepared:
         return _checked(listing.find(self._path, self._reading), self._reading.columns)
 
@@ -127,6 +144,9 @@ class delta(Source):  # noqa: N801 - reads as a call
         self._path = path
         self._version = version
         self._reading = Reading(**options)
+
+    def _check(self) -> None:
+        check_reachable(self._path, self._reading.storage_options)
 
     def _prepare(self, name: str, shared: Path | None) -> Prepared:
         from horovod_runner.data.read import delta_table
@@ -184,13 +204,14 @@ class petastorm(Source):  # noqa: N801 - reads as a call
         if ngram is not None and self._reading.columns is not None:
             raise ValueError("an ngram names its columns itself: leave columns out")
 
-    def _prepare(self, name: str, shared: Path | None) -> Prepared:
-        import fsspec
+    def _check(self) -> None:
+        check_reachable(self._url, self._reading.storage_options)
 
+    def _prepare(self, name: str, shared: Path | None) -> Prepared:
         from horovod_runner.data.read import petastorm_format, petastorm_reader
 
         options = self._reading.storage_options
-        filesystem, folder = fsspec.core.url_to_fs(self._url, **(options or {}))
+        filesystem, folder = connect(self._url, options)
         codecs = petastorm_format.codecs_of(filesystem, folder)
         if self._with_petastorm:
             plain = listing.find(self._url, Reading(storage_options=options))

@@ -135,11 +135,14 @@ class Launcher(ABC):
         where: its name for people: "local", a Spark master, a Slurm job.
         channel_host: the driver's IPv4 address or name as the ranks reach it.
         shares_files: whether all ranks are on this machine.
+        driver_logs: how to read the output of a driver that runs in a container, whose files are
+            deleted after the run; empty for another driver.
     """
 
     where: str
     channel_host: str
     shares_files: bool
+    driver_logs: str = ""
 
     @abstractmethod
     def slots(self, size: int, patience: float = 0.0) -> int:
@@ -169,8 +172,11 @@ class PoolKeeper(Launcher):
 
     needs_pool = False
 
-    def check_pool(self) -> None:
+    def check_pool(self, least: int) -> None:
         """Check, before anything is launched, that this launcher can keep a pool of tasks.
+
+        Args:
+            least: how many tasks the run needs at least.
 
         Raises:
             SlotError: it cannot; says why.
@@ -179,6 +185,10 @@ class PoolKeeper(Launcher):
     def expected_tasks(self) -> int | None:
         """How many tasks of a pool will start soon; None if that is not known."""
         return None
+
+    def why_missing(self) -> str:
+        """Why tasks that were asked for are not there, in sentences; empty if that is not known."""
+        return ""
 
     @abstractmethod
     def launch_members(self, request: PoolRequest) -> MemberTasks:

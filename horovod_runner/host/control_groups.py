@@ -107,6 +107,14 @@ class ControlGroups:
         """Whether the host, or this container, has less than a share of its memory left."""
         return any(each.free < share * each.limit for each in self._memory_limits(None))
 
+    def process_limit(self) -> int | None:
+        """How many processes and threads the container may have; None without a limit."""
+        limits = []
+        for _, folder in self._groups("pids", None):
+            with suppress(OSError, ValueError):  # "max" is not a number
+                limits.append(int((folder / "pids.max").read_text()))
+        return min(limits, default=None)
+
     def kill_counter(self, pid: int | None = None) -> Path:
         """The file that counts the processes which the kernel ended because memory was used up.
 
@@ -161,7 +169,7 @@ class ControlGroups:
         """The version and folder of each control group of a process, the innermost first.
 
         Args:
-            controller: what it has to limit: "cpu" or "memory".
+            controller: what it has to limit: "cpu", "memory" or "pids".
             pid: the process; None: this one.
         """
         try:
@@ -205,5 +213,6 @@ cpu_time = _here.cpu_time
 memory = _here.memory
 memory_for_files = _here.memory_for_files
 memory_is_short = _here.memory_is_short
+process_limit = _here.process_limit
 kill_counter = _here.kill_counter
 host_kill_counter = _here.host_kill_counter

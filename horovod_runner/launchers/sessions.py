@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from horovod_runner.errors import LaunchError
+from horovod_runner.launchers import spark_host
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -15,7 +17,7 @@ def find_session() -> SparkSession:
     """The active session, or a new one with the settings of ``spark-submit`` or the defaults.
 
     Raises:
-        LaunchError: pyspark is not installed.
+        LaunchError: pyspark is not installed, or this host is likely to keep Spark from starting.
     """
     try:
         from pyspark.sql import SparkSession
@@ -24,10 +26,15 @@ def find_session() -> SparkSession:
             "np above 0 runs on Spark, and pyspark is not installed: "
             "pip install horovod_runner[spark], or use np=-N for N ranks on this machine."
         ) from error
-    try:
+    with suppress(Exception):  # there is none; the exception's class depends on the version
         return SparkSession.active()
-    except Exception:  # there is none; the exception's class depends on the version
+    try:
         return SparkSession.builder.getOrCreate()
+    except Exception as error:
+        causes = spark_host.likely_causes()
+        if not causes:
+            raise
+        raise LaunchError(f"Spark did not start: {_first(error)}. {' '.join(causes)}") from error
 
 
 def open_session(master: str, name: str, conf: Sequence[tuple[str, str]] = ()) -> SparkSession:
@@ -48,12 +55,18 @@ def open_session(master: str, name: str, conf: Sequence[tuple[str, str]] = ()) -
     builder = SparkSession.builder.appName(name)
     for key, value in conf:
         builder = builder.config(key, value)
+    is_connect = master.startswith("sc://")
     try:
-        is_connect = master.startswith("sc://")
         builder = builder.remote(master) if is_connect else builder.master(master)
         return builder.getOrCreate()
     except Exception as error:
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        causes = [] if is_connect else spark_host.likely_causes()
+        remedy = " ".join(causes) or "Check the master's URL."
         raise LaunchError(
-            f"no Spark session could be opened on {master}: {first}. Check the master's URL."
+            f"no Spark session could be opened on {master}: {_first(error)}. {remedy}"
         ) from error
+
+
+def _first(error: Exception) -> str:
+    lines = str(error).splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__

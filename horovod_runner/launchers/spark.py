@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING
 
 from horovod_runner.common.limits import DEFAULTS, Limits
 from horovod_runner.common.spark_session import conf_of, spark_context
+from horovod_runner.common.text import count_text
 from horovod_runner.driver.launcher import LaunchRequest, PoolKeeper, PoolRequest
 from horovod_runner.errors import CancelledError, SlotError
-from horovod_runner.launchers import connect
+from horovod_runner.launchers import connect, engine, growth
 from horovod_runner.launchers.spark_job import ConnectLaunch, SparkLaunch, SparkMembers
 from horovod_runner.launchers.spark_task import run_member, run_task
 from horovod_runner.wire.job import Job
@@ -40,9 +41,9 @@ class SparkLauncher(PoolKeeper):
 
     Args:
         spark: the session.
-        slot_timeout: seconds to wait for slots that a cluster may still bring up. None waits only
-            in the first 30 s after the driver has joined the cluster, and on ``local[n]`` not at
-            all.
+        slot_timeout: seconds to wait for slots that a cluster may still bring up. None waits for
+            executors that YARN or Kubernetes was asked for, elsewhere only in the first 30 s after
+            the driver has joined the cluster, and on ``local[n]`` not at all.
         notice: called with a line for the user.
         cancelled: ends the wait for slots when it is set.
         profile: the resources of a task; None for the application's settings.
@@ -76,11 +77,18 @@ class SparkLauncher(PoolKeeper):
         self.where = conf_of(spark, "spark.master") or ""
         self._is_local = self.where.startswith("local") and "cluster" not in self.where
         self._is_connect = spark_context(spark) is None
+        requests = profile.taskResources.values() if profile is not None else ()
+        self._asked = None
+        if not self._is_connect:  # a Connect server does not tell how many executors run
+            self._asked = growth.asked_of(
+                partial(conf_of, spark), {each.resourceName: each.amount for each in requests}
+            )
         dynamic = conf_of(spark, "spark.dynamicAllocation.enabled") or ""
         # Spark starts no barrier job under dynamic allocation, and executors only for jobs.
         self.needs_pool = dynamic.lower() == "true" and not self._is_local
         # A Connect server may be on another machine.
         self.shares_files = self._is_local and not self._is_connect
+        self.driver_logs = "" if self._is_connect else growth.driver_logs(partial(conf_of, spark))
         self.channel_host = "127.0.0.1"
         if self._is_connect or not self._is_local:
             named = None if self._is_local else conf_of(spark, "spark.driver.host")
@@ -88,19 +96,28 @@ class SparkLauncher(PoolKeeper):
 
     def slots(self, size: int, patience: float = 0.0) -> int:
         """See :class:`~horovod_runner.driver.launcher.Launcher`."""
-        deadline = time.monotonic() + max(self._patience(), patience)
-        noticed = time.monotonic()
+        began = noticed = time.monotonic()
+        seconds, growing = max(self._patience(), patience), self._growing_patience()
+        told = ""
         while True:
             available = self._count_slots()
             if available is None:
                 return self._unknown_slots(size)
-            if available >= max(1, size):
+            comes = growth.is_on_its_way(self._asked, engine.count_executors(self._spark), size)
+            waited = time.monotonic() - began
+            over = waited >= (max(seconds, growing) if comes else seconds)
+            if available >= max(1, size) and (size or over or not comes):
                 return size or available
-            if time.monotonic() >= deadline:
-                raise self._too_few(size, available)
+            if over:
+                raise self._too_few(size, available, waited)
             if time.monotonic() - noticed > self._limits.slot_notice:
                 noticed = time.monotonic()
-                self._notice(f"waiting for slots: {available} of {max(1, size)}")
+                missing = f"waiting for slots: {available} of {size or 'all'}"
+                if comes:
+                    missing += f". {self._granted()}"
+                if missing != told:
+                    told = missing
+                    self._notice(missing)
             # Spark offers no event for new executors.
             if self._cancelled.wait(1.0 if self._is_connect else 0.2):
                 raise CancelledError("the run was cancelled while it waited for slots")
@@ -109,11 +126,23 @@ class SparkLauncher(PoolKeeper):
         """How long to wait for slots, in seconds."""
         if self._slot_timeout is not None:
             return self._slot_timeout
-        if self._is_local:
+        if self._is_local or self._asked is not None:
             return 0.0
         joined, limit = self._joined(), self._limits.executors
         age = limit if joined is None else time.time() - joined
         return min(limit, max(0.0, limit - age))
+
+    def _growing_patience(self) -> float:
+        """How long to wait for slots that are on their way, in seconds."""
+        return self._limits.granted_executors if self._slot_timeout is None else self._slot_timeout
+
+    def _granted(self) -> str:
+        """How many executors the engine has granted, and why not all."""
+        executors = engine.count_executors(self._spark)
+        if self._asked is None or executors is None or executors >= self._asked.executors:
+            return ""
+        granted = f"{executors} of {count_text(self._asked.executors, 'executor')} run"
+        return " ".join(filter(None, (f"{granted}.", engine.why_missing(self._spark))))
 
     def _joined(self) -> float | None:
         """When the driver joined the cluster, in seconds since 1970; None if it is not known.
@@ -141,7 +170,7 @@ class SparkLauncher(PoolKeeper):
             )
         return size
 
-    def _too_few(self, size: int, available: int) -> SlotError:
+    def _too_few(self, size: int, available: int, waited: float) -> SlotError:
         if self._is_local and self._is_connect:
             advice = f"start the Connect server with --master 'local[{size}]'"
         elif self._is_local:
@@ -159,10 +188,13 @@ class SparkLauncher(PoolKeeper):
                     ". As there is not a single one, check whether executors can reach the driver "
                     f"at spark.driver.host={self.channel_host}"
                 )
+        after = f" after {waited:.0f} s" if self._asked is not None else ""
+        asked = f" The session has {self._asked}." if self._asked is not None else ""
+        granted = self._granted()
         return SlotError(
             f"np={size or 'all slots'} asks for {max(1, size)} slot(s) and {self.where} has "
-            f"{available}. A slot is what one task takes: {self._task_resources()}. Lower np, or "
-            f"{advice}."
+            f"{available}{after}.{asked}{' ' if granted else ''}{granted} A slot is what one task "
+            f"takes: {self._task_resources()}. Lower np, or {advice}."
         )
 
     def _task_resources(self) -> str:
@@ -200,10 +232,16 @@ class SparkLauncher(PoolKeeper):
         late = self._late_error(job.size, seconds)
         return ConnectLaunch(self._spark, request, task, self._profile, late=late, seconds=seconds)
 
-    def check_pool(self) -> None:
+    def check_pool(self, least: int) -> None:
         """See :class:`~horovod_runner.driver.launcher.Launcher`."""
         if not self._is_connect:
             self._refuse_copies()
+            if self.needs_pool and self._asked is not None and self._asked.slots < least:
+                raise SlotError(
+                    f"the run needs at least {count_text(least, 'slot')}, and the session never "
+                    f"has more than {self._asked.slots}: {self._asked}. Raise that setting or "
+                    "spark.executor.cores, or lower np."
+                )
             return
         if self.needs_pool:
             raise SlotError(
@@ -233,8 +271,14 @@ class SparkLauncher(PoolKeeper):
             )
 
     def expected_tasks(self) -> int | None:
-        """As many as there are slots; under dynamic allocation those are still to come."""
+        """As many as there are slots, or will be with the executors that were asked for."""
+        if self._asked is not None:
+            return self._asked.slots
         return None if self.needs_pool else self._count_slots()
+
+    def why_missing(self) -> str:
+        """See :class:`~horovod_runner.driver.launcher.PoolKeeper`."""
+        return self._granted()
 
     def launch_members(self, request: PoolRequest) -> SparkMembers:
         """Start one job for each seat."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from horovod_runner.host.folders.urls import hadoop_variables
 from horovod_runner.host.network import host_id
 from horovod_runner.host.processes import lift_address_space
 from horovod_runner.host.python_path import rank_path
@@ -150,7 +151,7 @@ def _environment_at_start() -> dict[str, str] | None:
     pairs = (entry.partition(b"=") for entry in block.split(b"\0") if entry)
     variables = {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
     # A program that shows another title in ps writes it over this block. Spark sets this variable.
-    return variables if "PYTHONPATH" in variables else None
+    return {**hadoop_variables(variables), **variables} if "PYTHONPATH" in variables else None
 
 
 def _receiver(

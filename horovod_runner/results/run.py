@@ -219,7 +219,7 @@ class Run:
         """
         return diagnose(self.profile)
 
-    def report(self, path: str | os.PathLike[str] | None = None) -> Path:
+    def report(self, path: str | os.PathLike[str] | None = None) -> Path | str:
         """Write a page about the run: one HTML file that loads nothing from elsewhere.
 
             runner.last_run.report("run.html")
@@ -228,12 +228,14 @@ class Run:
         printed.
 
         Args:
-            path: the file; None: "<run id>.html" in the current folder.
+            path: the file: a path, or a URL of fsspec (``hdfs://``, ``s3://``); None:
+                "<run id>.html" in the current folder.
 
         Returns:
-            The file.
+            The file, or its URL.
 
         Raises:
+            CheckpointError: a package for such a URL is not installed.
             OSError: the file cannot be written.
         """
         from horovod_runner.results.page.document import write_page

@@ -16,6 +16,9 @@ from pathlib import Path
 from typing import Final
 
 from horovod_runner.errors import HorovodRunnerError
+from horovod_runner.host.folders.folder import local_path
+from horovod_runner.host.folders.opening import open_folder
+from horovod_runner.host.scratch import temporary_folder
 from horovod_runner.results import run_log
 from horovod_runner.results.run import Run
 from horovod_runner.results.run_log import RunState
@@ -123,7 +126,7 @@ def load_run(run: str | os.PathLike[str] | None = None) -> Run:
     The latest 50 runs are kept, in ~/.local/state/horovod_runner/records.
 
     Args:
-        run: the run's id or the start of it, or the path of a record; None: the latest run.
+        run: the run's id or the start of it, or the path or URL of a record; None: the latest run.
 
     Returns:
         What ``runner.last_run`` was when the run ended. Its checkpoints can be loaded where their
@@ -132,7 +135,21 @@ def load_run(run: str | os.PathLike[str] | None = None) -> Run:
     Raises:
         HorovodRunnerError: there is no such run, or several begin so.
     """
-    return run_log.load(find(None if run is None else os.fspath(run)))
+    name = None if run is None else os.fspath(run)
+    if name is not None and local_path(name) is None:
+        return _load_url(name)
+    return run_log.load(find(name))
+
+
+def _load_url(url: str) -> Run:
+    """Read the record that a driver in a container has left with its checkpoints."""
+    folder, _, name = url.rpartition("/")
+    with temporary_folder("record") as here:
+        try:
+            open_folder(folder, check=True).copy_out(name, Path(here, name))
+        except FileNotFoundError as error:
+            raise HorovodRunnerError(f"there is no record of a run at {url}") from error
+        return run_log.load(Path(here, name))
 
 
 def _delete_old(most_runs: int) -> None:

@@ -121,7 +121,7 @@ def find_datasets(kwargs: Mapping[str, Any]) -> Datasets:
     """Find the datasets among the arguments of a run.
 
     Raises:
-        DataError: there is one, and NumPy or pyarrow is not installed.
+        DataError: there is one, and NumPy, pyarrow or what opens its URL is not installed.
     """
     candidates = {
         name: value
@@ -140,4 +140,6 @@ def find_datasets(kwargs: Mapping[str, Any]) -> Datasets:
         ) from error
     sources_or_none = {name: source_of(value) for name, value in candidates.items()}
     sources = {name: source for name, source in sources_or_none.items() if source is not None}
+    for name, source in sources.items():
+        source.check(name)
     return Datasets(sources, {name: Shard(name) for name in sources})

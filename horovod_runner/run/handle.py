@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping
@@ -19,6 +20,8 @@ from horovod_runner.driver.elastic.scaling import ScalingPolicy
 from horovod_runner.driver.requests import Requests
 from horovod_runner.driver.restarts import RestartPolicy
 from horovod_runner.errors import CancelledError, forget_passwords
+from horovod_runner.host.folders.folder import is_elsewhere
+from horovod_runner.host.folders.problems import describe
 from horovod_runner.launchers.local import LocalLauncher
 from horovod_runner.launchers.sessions import find_session
 from horovod_runner.launchers.spark import SparkLauncher
@@ -192,11 +195,14 @@ class RunHandle:
             _archive=archive,
             _sources={name: each.for_examples() for name, each in datasets.sources.items()},
         )
+        if launcher.driver_logs:
+            # Of a user whose home folder need not exist there.
+            os.environ.setdefault("XDG_STATE_HOME", os.getcwd())
         # Listed from here on: a run that waits for slots can be stopped, too.
         log = RunLog(run, saved_run.new_path(run.run_id))
         with Registration(run, requests.cancel, log.flush) as entry:
             if pooled:
-                launcher.check_pool()
+                launcher.check_pool(abs(options.least))
             if not launcher.needs_pool:
                 size = launcher.slots(abs(options.least if pooled else options.most))
                 job = job if pooled else replace(job, size=size)
@@ -231,6 +237,8 @@ class RunHandle:
         sink.begin(run)
         if entry.problem:
             sink.notice(entry.problem)
+        if launcher.driver_logs:
+            sink.notice(_kept_of_container(launcher.driver_logs, archive.chosen, run.run_id))
         status: Status = "failed"
         result_text = ""
         try:
@@ -263,10 +271,38 @@ class RunHandle:
                 sink.notice(warning)
             sink.tell(RunEnded(status, warnings, result_text))
             log.close()
-            if log.problem:
-                sink.notice(log.problem)
+            problem = log.problem
+            if launcher.driver_logs and is_elsewhere(archive.chosen):
+                problem = problem or _copy_record(run.run_id, archive)
+            if problem:
+                sink.notice(problem)
             sink.end(run)
             sink.close()
+
+
+def _kept_of_container(logs: str, folder: str, run_id: str) -> str:
+    """What is left of a run whose driver runs in a container, and where."""
+    if is_elsewhere(folder):
+        record = f"{folder.rstrip('/')}/{saved_run.path_of(run_id).name}"
+        kept = f"The record of this run will be kept: horovod-runner report {record}"
+    else:
+        kept = (
+            "The record of this run and its checkpoints go, too. Set checkpoint_dir to a folder of "
+            "a store (hdfs://, s3://) or to an absolute path that all hosts share"
+        )
+    return (
+        "this driver runs in a container: its working folder and its temporary files are deleted "
+        f"after the run. {kept}. Its output: {logs}"
+    )
+
+
+def _copy_record(run_id: str, archive: Archive) -> str:
+    """Copy the record of a run to its checkpoints; returns what was wrong, empty if nothing."""
+    try:
+        archive.keep_record(saved_run.path_of(run_id))
+    except Exception as error:  # every kind of folder raises different ones
+        return f"the record of this run could not be copied to {archive.chosen}: {describe(error)}"
+    return ""
 
 
 @dataclass

@@ -126,7 +126,7 @@ def drive(own: bool) -> None:
         )
     (here / "stop").touch()
     steps, moved = handle.result(100)
-    page = run.report(here / "run.html").read_text(encoding="utf-8")
+    page = Path(run.report(here / "run.html")).read_text(encoding="utf-8")
     profile = run.profile
     measured = [*profile.rows.values(), *profile.machines.values()]
     told = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -16,7 +17,7 @@ FORBIDDEN = (sys.executable, str(Path(__file__).with_name("forbidden.py")))
 PROGRAM = f"""
 import sys
 from horovod_runner import ClusterConfig, HorovodRunner
-from horovod_runner.tools.commands.hello import hello
+from horovod_runner.tools.hello import hello
 
 def main():
     import os
@@ -57,6 +58,22 @@ def test_ranks_read_memory_where_that_is_allowed(tmp_path: Path) -> None:
 
 def test_the_users_own_value_counts(tmp_path: Path) -> None:
     assert "variable: 1" in run(tmp_path, *FORBIDDEN, "MPIR_CVAR_CH4_CMA_ENABLE=1")
+
+
+def test_doctor_names_the_size_of_the_message_that_fails() -> None:
+    done = subprocess.run(
+        [*FORBIDDEN, "-m", "horovod_runner.tools.commands.cli", "doctor", "--json"],
+        env={**os.environ, "MPIR_CVAR_CH4_CMA_ENABLE": "1"},  # as if nothing had been tried
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    findings = {each["name"]: each for each in json.loads(done.stdout)["findings"]}
+    found = findings["two ranks with torch"]
+    assert found["status"] == "wrong"
+    assert found["detail"].startswith("failed when the ranks summed 64 KB: ")
+    assert "process_vm_readv failed" in found["detail"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")

@@ -224,7 +224,7 @@ def test_which_urls_are_paths_of_the_file_system(url: str, path: str | None) -> 
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("nosuch://x/y", "s3fs for s3://"),
+        ("nosuch://x/y", "install the package that brings its scheme"),
         ("{}/file", r"checkpoint_dir='.*/file' [^']*\bfile\b"),
         ("{}/file/x", r"checkpoint_dir='.*/file/x' .*Not a directory"),
     ],

@@ -103,7 +103,7 @@ def test_a_second_copy_of_a_task_that_runs_for_long_is_refused() -> None:
         version="4.3.0",
     )
     launcher = SparkLauncher(session, None, print, threading.Event())
-    launcher.check_pool()
+    launcher.check_pool(1)
     settings["spark.speculation.task.duration.threshold"] = "1h"
     with pytest.raises(SlotError, match=r"threshold=1h with spark\.speculation"):
-        launcher.check_pool()
+        launcher.check_pool(1)

@@ -77,6 +77,23 @@ def test_a_containers_cpu_quota_is_respected(
 
 
 @pytest.mark.parametrize(
+    ("membership", "files", "limit"),
+    [
+        (V2, {"pod/42/pids.max": "64\n", "pod/pids.max": "max\n"}, 64),
+        (V2, {"pod/42/pids.max": "500\n", "pod/pids.max": "100\n"}, 100),
+        (V2, {"pod/42/pids.max": "max\n"}, None),
+        ("7:pids:/job/7\n", {"pids/job/7/pids.max": "128\n"}, 128),
+        (V1, {}, None),
+    ],
+)
+def test_a_containers_limit_of_processes(
+    root: Path, groups: ControlGroups, membership: str, files: dict[str, str], limit: int | None
+) -> None:
+    write(root, membership, files)
+    assert groups.process_limit() == limit
+
+
+@pytest.mark.parametrize(
     ("limit", "used", "files", "is_short"),
     [
         ("1000", 951, 0, True),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from horovod_runner.data.read.files import File, Files
+from horovod_runner.data.read.files import File, Files, connect
 from horovod_runner.data.read.listing import Reading, inspect
 from horovod_runner.errors import DataError
 
@@ -31,8 +31,6 @@ def find(path: str, version: int | None, reading: Reading) -> Files:
         raise DataError(
             f"reading {path} requires deltalake: pip install 'horovod_runner[delta]'"
         ) from error
-    import fsspec
-
     storage = dict(reading.storage_options or {})
     try:
         table = DeltaTable(path, version=version, storage_options=storage)
@@ -44,7 +42,7 @@ def find(path: str, version: int | None, reading: Reading) -> Files:
             f"{path} cannot be read as a Delta table: {error}. Check the path, the version and "
             "storage_options"
         ) from error
-    filesystem, _ = fsspec.core.url_to_fs(path, **storage)
+    filesystem, _ = connect(path, storage)
     kept = {filesystem._strip_protocol(uri): bits for uri, bits in masks.items()}
     renamed = _renamed(schema)
     files = []

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from horovod_runner.data.pack.nested import stored_path
 from horovod_runner.data.read.readers import ArrowReader
 from horovod_runner.errors import DataError
+from horovod_runner.host.folders import urls
 
 _BATCH_BYTES = 2 << 20
 _BUFFER_BYTES = 1 << 17
@@ -165,6 +166,34 @@ def group_rows(footer: Any) -> list[int]:
     return [footer.row_group(number).num_rows for number in range(footer.num_row_groups)]
 
 
+def check_reachable(url: str, options: Mapping[str, Any] | None) -> None:
+    """Check that a path or URL can be opened; does not look whether there is something.
+
+    Raises:
+        DataError: a package or a setting is missing, or HDFS does not answer.
+    """
+    try:
+        urls.check_reachable(url, **(options or {}))
+    except (ImportError, ValueError) as error:
+        raise DataError(str(error)) from error
+
+
+def connect(url: str, options: Mapping[str, Any] | None) -> tuple[Any, str]:
+    """Connect to the file system of a path or URL; returns it and the path there.
+
+    Args:
+        url: a path, or a URL of fsspec.
+        options: for fsspec.
+
+    Raises:
+        DataError: a package or a setting for such a URL is missing.
+    """
+    try:
+        return urls.file_system(url, **(options or {}))
+    except (ImportError, ValueError) as error:
+        raise DataError(str(error)) from error
+
+
 def opened(filesystem: Any, path: str) -> Any:
     """Open a file for reading, with Arrow's own faster code for local files."""
     return pa.OSFile(path, "rb") if _is_local(filesystem) else filesystem.open(path, "rb")
@@ -193,5 +222,8 @@ def version_of(filesystem: Any, path: str) -> str:
         info = filesystem.info(path)
     except FileNotFoundError:
         return ""
-    known = ("size", "ETag", "etag", "mtime", "LastModified", "last_modified", "md5Hash")
+    known = (
+        *("size", "ETag", "etag", "mtime", "LastModified", "last_modified", "md5Hash"),
+        "modification_time",  # HDFS's
+    )
     return repr([(name, str(info[name])) for name in known if name in info])

@@ -17,6 +17,7 @@ from horovod_runner.data.pack.layout import fingerprint_of
 from horovod_runner.data.read.files import (
     File,
     Files,
+    connect,
     footer_of,
     group_rows,
     opened,
@@ -61,10 +62,8 @@ def find(path: str | Sequence[str], reading: Reading) -> Files:
     Raises:
         DataError: there are no such files, they cannot be read, or their columns differ.
     """
-    import fsspec
-
     paths = [path] if isinstance(path, str) else list(path)
-    filesystem, _ = fsspec.core.url_to_fs(paths[0], **(reading.storage_options or {}))
+    filesystem, _ = connect(paths[0], reading.storage_options)
     partitions: dict[str, dict[str, str]] = {}  # the values in the path of each file
     for pattern in paths:
         stripped = filesystem._strip_protocol(pattern)

@@ -159,6 +159,8 @@ class Pool(Launcher):
             f"after {seconds:g} s. Lower the least number of ranks, np=({max(1, ready)}, "
             f"{self._scaling.most}), or raise slot_timeout if executors may still come."
         )
+        if why := self._launcher.why_missing():
+            text += f" {why}"
         if self._problem is not None:
             text += f" Tasks that could not be started: {self._problem}"
         if not ready:

@@ -75,3 +75,9 @@ def local_path(url: str) -> Path | None:
     if scheme["scheme"] == "dbfs" and mounted.is_dir():
         return mounted / rest.lstrip("/")
     return None
+
+
+def is_elsewhere(url: str) -> bool:
+    """Whether a folder does not depend on this process: a URL, or an absolute path."""
+    path = local_path(url)
+    return bool(url) and (path is None or path.is_absolute())

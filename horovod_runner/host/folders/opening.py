@@ -6,22 +6,26 @@ from horovod_runner.errors import CheckpointError
 from horovod_runner.host.folders.folder import Folder, local_path
 from horovod_runner.host.folders.local import LocalFolder
 from horovod_runner.host.folders.remote import RemoteFolder
+from horovod_runner.host.folders.urls import check_reachable
 
 
-def open_folder(url: str) -> Folder:
+def open_folder(url: str, *, check: bool = False) -> Folder:
     """Open the folder of a path or URL. Does not create it.
 
+    Args:
+        url: the path or URL.
+        check: whether HDFS is to answer within some seconds.
+
     Raises:
-        CheckpointError: fsspec, or its package for such a URL, is not installed.
+        CheckpointError: fsspec, or its package for such a URL, is not installed; or HDFS does not
+            answer.
     """
     path = local_path(url)
     if path is not None:
         return LocalFolder(path)
     try:
+        if check:
+            check_reachable(url)
         return RemoteFolder(url)
     except (ImportError, ValueError) as error:
-        raise CheckpointError(
-            f"checkpoint_dir={url!r} cannot be used: {error}. URLs are opened through fsspec: pip "
-            "install fsspec, and its package for the scheme (s3fs for s3://, gcsfs for gs://, "
-            "adlfs for abfs://). A path without a scheme is a folder of the driver's machine."
-        ) from error
+        raise CheckpointError(f"checkpoint_dir={url!r} cannot be used: {error}") from error

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from horovod_runner.common.text import without_password
+from horovod_runner.host.folders.urls import file_system
 
 _T = TypeVar("_T")
 
@@ -22,7 +23,7 @@ class RemoteFolder:
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
-        self._files, self._path = _connect(self.url)
+        self._files, self._path = file_system(self.url)
 
     def path_of(self, name: str) -> str:
         """See :class:`~horovod_runner.host.folders.folder.Folder`; so for all below."""
@@ -39,7 +40,7 @@ class RemoteFolder:
         try:
             return action(self._files)
         except PermissionError:
-            self._files, self._path = _connect(self.url, skip_instance_cache=True)
+            self._files, self._path = file_system(self.url, skip_instance_cache=True)
             return action(self._files)
 
     def names(self) -> list[str]:
@@ -111,10 +112,3 @@ class RemoteFolder:
 
         with suppress(FileNotFoundError):
             self._try(remove)
-
-
-def _connect(url: str, **options: Any) -> tuple[Any, str]:
-    import fsspec
-
-    files, path = fsspec.core.url_to_fs(url, **options)
-    return files, str(path)

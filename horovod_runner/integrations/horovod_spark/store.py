@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from horovod_runner.host.folders.folder import local_path
+from horovod_runner.host.folders.urls import file_system
 from horovod_runner.host.network import host_id
 from horovod_runner.host.scratch import temporary_folder
 
@@ -104,9 +105,7 @@ class FilesystemStore(Store):
     @property
     def fs(self) -> Any:
         """The filesystem, of fsspec."""
-        import fsspec
-
-        return fsspec.core.url_to_fs(self.prefix_path, **self.storage_options)[0]
+        return file_system(self.prefix_path, **self.storage_options)[0]
 
     def get_full_path(self, path: str) -> str:
         """A path as a URL; a URL stays as it is."""
@@ -246,20 +245,21 @@ LocalStore = FilesystemStore
 
 
 class HDFSStore(FilesystemStore):
-    """A store on HDFS, by PyArrow's driver through fsspec.
+    """A store on HDFS, by hdfs-native: ``pip install 'horovod_runner[hdfs]'``.
 
     Args:
         prefix_path: ``hdfs://host:8020/path``, ``hdfs:///path`` or ``/path``.
         host: the name node, instead of the URL's.
         port: its port.
-        user: the user's name.
-        kerb_ticket: the path of a Kerberos ticket.
+        user: not supported: set HADOOP_USER_NAME.
+        kerb_ticket: not supported: set KRB5CCNAME.
         driver: not needed.
         extra_conf: settings of HDFS.
         options: the other arguments of :class:`FilesystemStore`.
 
     Raises:
-        ValueError: it is the URL of another filesystem, or has no path.
+        ValueError: it is the URL of another filesystem, has no path, or an argument is not
+            supported.
     """
 
     FS_PREFIX: Final = "hdfs://"
@@ -290,13 +290,16 @@ class HDFSStore(FilesystemStore):
             )
         #: The beginning of the URLs: with host and port, if the prefix path names them.
         self._url_prefix = f"{self.FS_PREFIX}{address if separator and slash else ''}"
-        given = {
-            "host": host,
-            "port": port,
-            "user": user,
-            "kerb_ticket": kerb_ticket,
-            "extra_conf": extra_conf,
-        }
+        for name, value, variable in (
+            ("user", user, "HADOOP_USER_NAME"),
+            ("kerb_ticket", kerb_ticket, "KRB5CCNAME"),
+        ):
+            if value is not None:
+                raise ValueError(
+                    f"{name}={value!r}: HDFS's client reads it from the environment. Set "
+                    f"{variable} for this process and for the executors (spark.executorEnv)"
+                )
+        given = {"host": host, "port": port, **(extra_conf or {})}
         storage = {name: value for name, value in given.items() if value is not None}
         storage.update(options.pop("storage_options", None) or {})
         super().__init__(prefix_path, storage_options=storage, **options)

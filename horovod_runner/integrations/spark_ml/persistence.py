@@ -24,6 +24,7 @@ from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 
 from horovod_runner.common.spark_session import current_python
 from horovod_runner.errors import DataError, SerializationError
+from horovod_runner.host.folders.urls import file_system
 from horovod_runner.host.scratch import temporary_folder
 from horovod_runner.launchers.sessions import find_session
 
@@ -272,9 +273,7 @@ class FsspecStore(Store):
     """A folder at a URL of fsspec."""
 
     def __init__(self, path: str) -> None:
-        import fsspec
-
-        self._filesystem, self._path = fsspec.core.url_to_fs(path)
+        self._filesystem, self._path = file_system(path)
 
     def _is_there(self, name: str) -> bool:
         try:

@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from horovod_runner.host.folders.folder import local_path
+from horovod_runner.host.folders.opening import open_folder
 from horovod_runner.results import registry
 from horovod_runner.results.page import logs, overview, ranks
 from horovod_runner.results.page.numbers import clock_time
@@ -15,19 +17,24 @@ from horovod_runner.results.page.view import KINDS, View
 from horovod_runner.results.run import Run
 
 
-def write_page(run: Run, path: str | os.PathLike[str] | None = None) -> Path:
-    """Write the page of a run to a file that only this user can read.
+def write_page(run: Run, path: str | os.PathLike[str] | None = None) -> Path | str:
+    """Write the page of a run to a file; on this machine only this user can read it.
 
     Args:
         run: the run.
-        path: the file; None: "<run id>.html" in the current folder.
+        path: the file: a path, or a URL of fsspec; None: "<run id>.html" in the current folder.
 
     Returns:
-        The file.
+        The file, or its URL.
 
     Raises:
+        CheckpointError: a package for such a URL is not installed.
         OSError: the file cannot be written.
     """
+    if isinstance(path, str) and local_path(path) is None:
+        folder, _, name = path.rpartition("/")
+        open_folder(folder, check=True).write(name, page(run).encode())
+        return path
     to = Path(f"{run.run_id}.html" if path is None else path)
     write(page(run), to)
     return to

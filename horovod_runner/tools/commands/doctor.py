@@ -43,8 +43,9 @@ def add(commands: Any) -> None:
     doctor = commands.add_parser(
         "doctor",
         help="check the environment, and say how to fix what does not work",
-        description="Check everything that a run needs, and reduce a number over two ranks. The "
-        "last lines say how to fix each problem; the exit status is 1 if there is one.",
+        description="Check everything that a run needs, and reduce a number, 64 KB and 64 MB over "
+        "two ranks. The last lines say how to fix each problem; the exit status is 1 if there is "
+        "one.",
     )
     doctor.add_argument(
         "--master", metavar="URL", help="also count the slots of this Spark master, and run there"
@@ -306,10 +307,16 @@ def _built_against(framework: toolchain.Framework) -> str:
 def _say_hello(
     name: str, framework: str, np: int, spark: SparkSession | None = None
 ) -> DoctorFinding:
-    from horovod_runner.tools.commands.hello import expected_total, hello
+    from horovod_runner.tools.hello import COUNTS, HelloError, expected_total, hello
 
     try:
         greetings = hello(framework, np, spark)
+    except HelloError as error:
+        remedy = (
+            "--json prints the whole error. If it is MPI that fails, Gloo may work: "
+            "cpu_collectives='gloo'"
+        )
+        return DoctorFinding(name, "wrong", str(error), remedy)
     except Exception as error:
         detail = str(error.__cause__ or error) or type(error).__name__
         return DoctorFinding(
@@ -322,10 +329,10 @@ def _say_hello(
         for g in greetings
     )
     if wrong:
-        return DoctorFinding(
-            name, "wrong", f"ranks {wrong} did not reduce to {total}: {seen}", "rebuild Horovod"
-        )
-    return DoctorFinding(name, "ok", f"reduced to {total}: {seen}")
+        sizes = ", ".join(dict.fromkeys(size for g in greetings for size in g.wrong))
+        detail = f"ranks {wrong} did not reduce {sizes} to {total}: {seen}"
+        return DoctorFinding(name, "wrong", detail, "rebuild Horovod")
+    return DoctorFinding(name, "ok", f"reduced to {total} ({', '.join(COUNTS)}): {seen}")
 
 
 def _slots(

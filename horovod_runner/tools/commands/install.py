@@ -38,7 +38,7 @@ from horovod_runner.tools.horovod_build.plan import (
 from horovod_runner.tools.horovod_build.toolchain import Framework
 
 if TYPE_CHECKING:
-    from horovod_runner.tools.commands.hello import Greeting
+    from horovod_runner.tools.hello import Greeting
 
 
 def add(commands: Any) -> None:
@@ -310,12 +310,12 @@ def prove(
     Args:
         frameworks: those that Horovod was built for.
         say: called with a line for each framework.
-        reduce: see :func:`horovod_runner.tools.commands.hello.hello`; None: that function.
+        reduce: see :func:`horovod_runner.tools.hello.hello`; None: that function.
 
     Raises:
         InstallError: a rank has a wrong sum.
     """
-    from horovod_runner.tools.commands.hello import expected_total, hello
+    from horovod_runner.tools.hello import expected_total, hello
 
     for framework in frameworks:
         ranks = (reduce or hello)(framework.name, -2)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from horovod_runner.common.text import align_columns
+from horovod_runner.host.folders.folder import local_path
 from horovod_runner.results import registry, run_log, saved_run
 
 
@@ -27,7 +28,8 @@ def add(commands: Any) -> None:
         "run",
         nargs="?",
         metavar="RUN",
-        help="its id as ps or --list shows it, the start of the id, or the path of a record "
+        help="its id as ps or --list shows it, the start of the id, or the path or URL "
+        "of a record "
         "(default: the latest run)",
     )
     report.add_argument(
@@ -46,7 +48,10 @@ def _report(options: argparse.Namespace) -> int:
     if options.list:
         print(_listing())
         return 0
-    found = run_log.load(_record(options.run))
+    if options.run is not None and local_path(options.run) is None:
+        found = saved_run.load_run(options.run)
+    else:
+        found = run_log.load(_record(options.run))
     try:
         path = found.report(options.output)
     except OSError as error:

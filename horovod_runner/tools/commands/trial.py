@@ -54,7 +54,7 @@ def try_folder(url: str) -> Iterator[Trial]:
         Each result as it is known. Nothing is tried after a failure of what runs need.
     """
     try:
-        folder = open_folder(url)
+        folder = open_folder(url, check=True)
     except CheckpointError as error:
         yield Trial("folder", False, str(error), "install what the text names")
         return

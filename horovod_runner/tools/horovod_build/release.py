@@ -237,9 +237,8 @@ def _patches() -> dict[str, str]:
     """The digest of each patch's file and of each file of the overlay."""
     patches = read_patches(source.PATCHES)
     digests = {patch.name: file_sha256(source.PATCHES / patch.name) for patch in patches}
-    for file in sorted(source.OVERLAY.rglob("*")):
-        if file.is_file():
-            digests[f"overlay/{file.relative_to(source.OVERLAY)}"] = file_sha256(file)
+    for file in source.overlay_files():
+        digests[f"overlay/{file.relative_to(source.OVERLAY)}"] = file_sha256(file)
     return digests
 
 

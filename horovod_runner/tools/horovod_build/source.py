@@ -88,7 +88,13 @@ def apply_patches(root: Path) -> None:
     """
     for patch in read_patches(PATCHES):
         apply(patch, root)
-    shutil.copytree(OVERLAY, root, dirs_exist_ok=True)
+    shutil.copytree(OVERLAY, root, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def overlay_files(overlay: Path = OVERLAY) -> list[Path]:
+    """The files that replace Horovod's. pip compiles Python files among them: bytecode is none."""
+    found = sorted(overlay.rglob("*"))
+    return [file for file in found if file.is_file() and file.parent.name != "__pycache__"]
 
 
 def digest(patches: Path = PATCHES, overlay: Path = OVERLAY) -> str:
@@ -104,7 +110,6 @@ def digest(patches: Path = PATCHES, overlay: Path = OVERLAY) -> str:
         InstallError: there are no patches.
     """
     texts = [patch.diff for patch in read_patches(patches)]
-    for file in sorted(overlay.rglob("*")):
-        if file.is_file():
-            texts += [str(file.relative_to(overlay)), file.read_text("utf-8")]
+    for file in overlay_files(overlay):
+        texts += [str(file.relative_to(overlay)), file.read_text("utf-8")]
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:8]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from horovod_runner.host.folders.urls import file_system
+
 
 def copy_to_store(folder: Path, url: str | None) -> None:
     """Copy the files of a folder, if there are any, to a folder of any filesystem.
@@ -12,11 +14,9 @@ def copy_to_store(folder: Path, url: str | None) -> None:
         folder: a local folder, which need not exist.
         url: the run's logs in the store; None copies nothing.
     """
-    import fsspec
-
     if url is None or not folder.exists():
         return
-    filesystem, target = fsspec.core.url_to_fs(url)
+    filesystem, target = file_system(url)
     for path in folder.rglob("*"):
         if path.is_file():
             name = f"{target}/{path.relative_to(folder)}"

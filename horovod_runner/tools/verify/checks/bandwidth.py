@@ -1,4 +1,4 @@
-"""The speed of Horovod's allreduce, compared with torch.distributed's and that of nccl-tests."""
+"""Messages arrive in all sizes; the speed of an allreduce, compared with its peers'."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from statistics import mean
 from typing import Final
 
 from horovod_runner.results.page.numbers import duration
-from horovod_runner.tools.verify.check import Needs, Reading, VerifyCase, check, speed
+from horovod_runner.tools.hello import COUNTS, expected_total, hello
+from horovod_runner.tools.verify.check import Needs, Reading, VerifyCase, check, equal, speed
 from horovod_runner.tools.verify.checks.timing import take_turns
 
 PROGRAM: Final = "all_reduce_perf"
@@ -39,6 +40,16 @@ def bus_bandwidth(size: int, seconds: float, ranks: int) -> float:
         ranks: how many.
     """
     return size / seconds / 1e9 * 2 * (ranks - 1) / ranks
+
+
+@check("where/docker.md#what-containers-forbid", 120)
+def messages(case: VerifyCase) -> Iterator[Reading]:
+    """Two ranks of this machine sum one number, 64 KB and 64 MB."""
+    ranks = hello("torch", -2)
+    expected = expected_total(ranks)
+    for name in COUNTS:
+        wrong = [each.rank for each in ranks if name in each.wrong]
+        yield equal(f"sum of {name}", f"wrong on ranks {wrong}" if wrong else expected, expected)
 
 
 @check("howto/gpu.md#how-fast", 240, Needs(several=True))

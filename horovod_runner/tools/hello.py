@@ -8,20 +8,29 @@ from __future__ import annotations
 import io
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from horovod_runner.common.options import ClusterConfig
+from horovod_runner.errors import HorovodRunnerError
 from horovod_runner.host.gpus import visible_gpus
 from horovod_runner.run.runner import HorovodRunner
+from horovod_runner.worker.api import log_to_driver
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-_COUNTS = (1, 1 << 14, 1 << 24)  # of float32 numbers
+#: How many float32 numbers are summed, by the size's name.
+COUNTS: Final[Mapping[str, int]] = {"one number": 1, "64 KB": 1 << 14, "64 MB": 1 << 24}
+_INIT = "called hvd.init()"
+_BEGINS = "hello:"
+
+
+class HelloError(HorovodRunnerError):
+    """The job failed after the imports; the text says at which size of a message."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +38,10 @@ class Greeting:
     """What one rank reports.
 
     Attributes:
-        total: the sum over all ranks of rank + 1, as this rank received it; NaN if the numbers of
-            a larger sum were others.
+        total: the sum over all ranks of rank + 1, as this rank received it; NaN if a larger message
+            brought other numbers.
         device: "cpu", or the GPU's name where the reduction ran on it.
+        wrong: the sizes of messages that brought other numbers.
     """
 
     rank: int
@@ -40,6 +50,7 @@ class Greeting:
     host: str
     total: float
     device: str
+    wrong: tuple[str, ...] = ()
 
 
 def hello(framework: str, np: int, spark: SparkSession | None = None) -> list[Greeting]:
@@ -49,6 +60,7 @@ def hello(framework: str, np: int, spark: SparkSession | None = None) -> list[Gr
     NCCL cannot reduce between two ranks on one GPU.
 
     Raises:
+        HelloError: a rank failed in ``hvd.init()`` or in a reduction.
         HorovodRunnerError: as :meth:`horovod_runner.HorovodRunner.run`.
         ImportError: Horovod was not built for the framework.
     """
@@ -57,8 +69,15 @@ def hello(framework: str, np: int, spark: SparkSession | None = None) -> list[Gr
     cluster = ClusterConfig(spark=spark)
     runner = HorovodRunner(np=np, gpus_per_rank=gpus, cluster_config=cluster)
     # The frameworks print a lot; a failure is reported by the exception.
-    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-        greetings: list[Greeting] = runner.run(_torch if framework == "torch" else _tensorflow)
+    with redirect_stdout(io.StringIO()) as shown, redirect_stderr(io.StringIO()):
+        try:
+            greetings: list[Greeting] = runner.run(_torch if framework == "torch" else _tensorflow)
+        except HorovodRunnerError as error:
+            _, found, begun = shown.getvalue().rpartition(_BEGINS)
+            if not found:
+                raise
+            step = begun.splitlines()[0].strip()
+            raise HelloError(f"failed when the ranks {step}: {error.__cause__ or error}") from error
     return greetings
 
 
@@ -66,16 +85,17 @@ def _torch() -> list[Greeting]:
     import horovod.torch as hvd
     import torch
 
+    log_to_driver(f"{_BEGINS} {_INIT}")
     hvd.init()
     use_gpu = torch.cuda.is_available() and hvd.nccl_built()
     device = torch.device("cuda" if use_gpu else "cpu")
-    sums = []
-    for count in _COUNTS:
+
+    def reduce(count: int) -> tuple[float, float]:
         ours = torch.full((count,), hvd.rank() + 1.0, device=device)
         received = hvd.allreduce(ours, op=hvd.Sum)
-        sums += [received[0].item(), received[-1].item()]
-    name = torch.cuda.get_device_name() if use_gpu else "cpu"
-    return _gather(hvd, sums, name)
+        return received[0].item(), received[-1].item()
+
+    return _greet(hvd, reduce, torch.cuda.get_device_name() if use_gpu else "cpu")
 
 
 def _tensorflow() -> list[Greeting]:
@@ -83,25 +103,40 @@ def _tensorflow() -> list[Greeting]:
     import horovod.tensorflow as hvd
     import tensorflow as tf
 
+    log_to_driver(f"{_BEGINS} {_INIT}")
     hvd.init()
     use_gpu = bool(tf.config.list_logical_devices("GPU")) and hvd.nccl_built()
-    with tf.device("GPU:0" if use_gpu else "CPU:0"):
-        sums = []
-        for count in _COUNTS:
+
+    def reduce(count: int) -> tuple[float, float]:
+        with tf.device("GPU:0" if use_gpu else "CPU:0"):
             received = hvd.allreduce(tf.fill((count,), hvd.rank() + 1.0), op=hvd.Sum)
-            sums += [float(received[0]), float(received[-1])]
+            return float(received[0]), float(received[-1])
+
     name = "cpu"
     if use_gpu:
         physical = tf.config.get_visible_devices("GPU")[0]
         name = tf.config.experimental.get_device_details(physical).get("device_name", "gpu")
-    return _gather(hvd, sums, name)
+    return _greet(hvd, reduce, name)
 
 
-def _gather(hvd: Any, sums: Sequence[float], device: str) -> list[Greeting]:
-    """Everybody's greeting, with the ``hvd`` of either framework."""
+def _greet(hvd: Any, reduce: Callable[[int], tuple[float, float]], device: str) -> list[Greeting]:
+    """Sum a message of each size, and return all ranks' greetings.
+
+    Args:
+        hvd: Horovod for a framework.
+        reduce: sums so many numbers, and returns the first and the last sum.
+        device: as in the greeting.
+    """
+    sums = {}
+    for name, count in COUNTS.items():
+        log_to_driver(f"{_BEGINS} summed {name}")
+        sums[name] = reduce(count)
+    expected = float(sum(range(1, hvd.size() + 1)))
+    wrong = tuple(name for name, both in sums.items() if {*both} != {expected})
+    received = {number for both in sums.values() for number in both}
+    total = received.pop() if len(received) == 1 else math.nan
     host = os.uname().nodename
-    total = sums[0] if len(set(sums)) == 1 else math.nan
-    greeting = Greeting(hvd.rank(), hvd.size(), hvd.local_rank(), host, total, device)
+    greeting = Greeting(hvd.rank(), hvd.size(), hvd.local_rank(), host, total, device, wrong)
     greetings: list[Greeting] = hvd.allgather_object(greeting)
     return greetings
 

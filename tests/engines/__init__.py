@@ -1,0 +1,1 @@
+"""Engines started for real on this machine, each by a small starter of its own."""

@@ -1,0 +1,5 @@
+"""The versions of the engines. What is built or downloaded for one is cached by its version."""
+
+DOCKER_COMPOSE = "2.40.3"
+HADOOP = "3.5.0"
+KUBERNETES = "1.34.4"

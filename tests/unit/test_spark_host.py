@@ -1,0 +1,82 @@
+"""What keeps Spark from starting on a host is named, with what to change."""
+
+from __future__ import annotations
+
+import pwd
+import resource
+import socket
+from typing import Any
+
+import pytest
+
+from horovod_runner.host import control_groups
+from horovod_runner.host.control_groups import MemoryLimit
+from horovod_runner.launchers import spark_host
+
+
+@pytest.fixture(autouse=True)
+def ordinary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host on which nothing is unusual."""
+    monkeypatch.delenv("SPARK_LOCAL_HOSTNAME", raising=False)
+    monkeypatch.setattr(socket, "gethostname", lambda: "localhost")
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (-1, -1))
+    monkeypatch.setattr(control_groups, "process_limit", lambda: None)
+    monkeypatch.setattr(control_groups, "memory", lambda: MemoryLimit(8 << 30, 4 << 30, True))
+
+
+def test_an_ordinary_host_has_no_cause() -> None:
+    assert spark_host.likely_causes() == []
+
+
+def test_a_user_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(_: int) -> Any:
+        raise KeyError
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    (cause,) = spark_host.likely_causes()
+    assert "has no entry in /etc/passwd" in cause
+    assert "/opt/entrypoint.sh" in cause
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("my_host", "a character that Spark's URLs do not allow"),
+        ("unknown.invalid", "has no address, as with docker run --network none"),
+    ],
+)
+def test_a_host_name_that_spark_cannot_use(
+    monkeypatch: pytest.MonkeyPatch, name: str, told: str
+) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: name)
+    (cause,) = spark_host.likely_causes()
+    assert cause.startswith(f"The host name {name} ")
+    assert told in cause
+    monkeypatch.setenv("SPARK_LOCAL_HOSTNAME", "localhost")  # Spark takes this one instead
+    assert spark_host.likely_causes() == []
+
+
+@pytest.mark.parametrize(
+    ("limited", "number", "told"),
+    [
+        (resource.RLIMIT_NOFILE, 256, "may open 256 files"),
+        (resource.RLIMIT_NPROC, 64, "may be 64 processes"),
+    ],
+)
+def test_limits_of_a_process(
+    monkeypatch: pytest.MonkeyPatch, limited: int, number: int, told: str
+) -> None:
+    def limits(which: int) -> tuple[int, int]:
+        return (number, number) if which == limited else (-1, -1)
+
+    monkeypatch.setattr(resource, "getrlimit", limits)
+    (cause,) = spark_host.likely_causes()
+    assert told in cause
+
+
+def test_limits_of_a_container(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_groups, "process_limit", lambda: 100)
+    monkeypatch.setattr(control_groups, "memory", lambda: MemoryLimit(700_000_000, 1, True))
+    processes, memory = spark_host.likely_causes()
+    assert "may be 100 processes" in processes
+    assert "may use 668 MiB of memory" in memory
