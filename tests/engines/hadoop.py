@@ -8,6 +8,7 @@ them; so do all containers. Hadoop's jars come from Maven Central once.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -18,10 +19,14 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
+
+import psutil
 
 from tests.engines.versions import HADOOP
 
@@ -102,6 +107,11 @@ class Daemon:
         if not served or not self._reading.is_alive():
             last = "".join(self.log.read_text().splitlines(keepends=True)[-5:])
             raise EngineError(f"Hadoop: {self.name} does not serve: {last}")
+
+    def has_started(self, pid: int) -> bool:
+        """Whether a process is one of the daemon's, or of its containers'."""
+        children = psutil.Process(self._process.pid).children(recursive=True)
+        return any(each.pid == pid for each in children)
 
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
         """Send the daemon alone a signal: its containers live on."""
@@ -201,6 +211,35 @@ class Hadoop:
 
     def _java(self, class_: str) -> list[str]:
         return [*_JAVA, "-cp", self._classes, class_]
+
+    def submit(self, queue: str, command: str, *, megabytes: int) -> str:
+        """Start an application that is nothing but its master, with a shell command; its id."""
+        new = self._ask("new-application", {})
+        body = {
+            "application-id": new["application-id"],
+            "application-name": command,
+            "application-type": "SHELL",
+            "queue": queue,
+            "am-container-spec": {"commands": {"command": command}},
+            "max-app-attempts": 1,
+            "resource": {"memory": megabytes, "vCores": 1},
+        }
+        self._ask("", body)
+        return str(new["application-id"])
+
+    def kill_application(self, application: str) -> None:
+        """End an application."""
+        self._ask(f"{application}/state", {"state": "KILLED"}, method="PUT")
+
+    def _ask(self, path: str, body: Mapping[str, Any], method: str = "POST") -> Any:
+        request = urllib.request.Request(
+            f"{self.resources_url}/ws/v1/cluster/apps/{path}?user.name=root".replace("/?", "?"),
+            data=json.dumps(body).encode(),
+            headers={"Content-Type": "application/json", "Accept": "application/json"},
+            method=method,
+        )
+        with urllib.request.urlopen(request) as answer:
+            return json.loads(answer.read() or b"null")
 
     def close(self) -> None:
         """End all daemons, and what runs in their containers."""
@@ -365,7 +404,8 @@ def _free_ports(count: int) -> list[int]:
 
 def main() -> None:
     """Start Hadoop, print how to use it, and keep it until Ctrl-C."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGINT):  # a shell ignores SIGINT in the background
+        signal.signal(number, signal.default_int_handler)
     began = time.monotonic()
     try:
         with running() as hadoop:

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from horovod_runner import (
-    ClusterConfig,
     HorovodRunner,
     Limits,
+    RankFailedError,
     SlotError,
+    current_attempt,
+    load_checkpoint,
+    log_to_driver,
+    save_checkpoint,
 )
-from tests.engines import hadoop as engine
+from horovod_runner.common.options import grouped
+from horovod_runner.data import parquet
+from tests.contract.test_end import Calling
 from tests.engines.hadoop import ROOT, Hadoop
 from tests.places import classic_session
 
@@ -22,19 +33,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.places("yarn"), pytest.mark.timeout(900)]
-
-
-@pytest.fixture(scope="module")
-def hadoop() -> Iterator[Hadoop]:
-    """The daemons; this process uses them."""
-    with pytest.MonkeyPatch.context() as patch:
-        try:
-            with engine.running() as hadoop:
-                for name, value in hadoop.environment.items():
-                    patch.setenv(name, value)
-                yield hadoop
-        except engine.EngineError as error:
-            pytest.exit(str(error), returncode=1)
 
 
 def settings(hadoop: Hadoop, **more: str) -> dict[str, str]:
@@ -63,10 +61,8 @@ def session(hadoop: Hadoop) -> Iterator[SparkSession]:
 
 
 def runner(session: SparkSession, **options: Any) -> HorovodRunner:
-    cluster = ClusterConfig(
-        spark=session, preload_frameworks=False, limits=options.pop("limits", Limits())
-    )
-    return HorovodRunner(**{"np": 2, "cluster_config": cluster, "hang_timeout": 600, **options})
+    given = {"np": 2, "spark": session, "preload_frameworks": False, "hang_timeout": 600}
+    return HorovodRunner(**grouped({**given, **options}))
 
 
 def add_ranks() -> float:
@@ -90,15 +86,179 @@ def test_executors_that_yarn_has_not_granted_yet_are_waited_for(hadoop: Hadoop) 
 def test_a_queue_that_is_too_small_is_named_with_its_limit(
     hadoop: Hadoop, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with classic_session(settings(hadoop, yarn_queue="small")) as session:
+    with classic_session(
+        settings(hadoop, yarn_queue="small", executor_memoryOverhead="1g")
+    ) as session:
         with pytest.raises(SlotError) as caught:
-            runner(session, limits=Limits(granted_executors=15, slot_notice=1)).run(add_ranks)
+            runner(session, limits=Limits(granted_executors=40, slot_notice=1)).run(add_ranks)
         told = str(caught.value)
-        assert "np=2 asks for 2 slot(s) and yarn has 1 after 15 s" in told
+        assert "np=2 asks for 2 slot(s) and yarn has 1 after" in told
         assert "spark.executor.instances=2" in told
         assert "1 of 2 executors run. YARN's queue root.small uses" in told
-        assert "10% of the cluster (at most 20%)" in told
+        assert "10% of the cluster (at most 20%). 1 container with" in told
         assert "waiting for slots: 1 of 2. 1 of 2 executors run." in capsys.readouterr().err
         # More executors than were asked for never come: nobody waits for them.
         with pytest.raises(SlotError, match=r"spark\.executor\.instances=2 with 1 slot"):
             runner(session, np=3, limits=Limits(granted_executors=3600)).run(add_ranks)
+
+
+def test_rows_and_checkpoints_are_on_hdfs(session: SparkSession, hadoop: Hadoop) -> None:
+    rows = f"{hadoop.url}/rows"
+    session.range(1000).repartition(4).write.parquet(rows)
+    found = runner(session, checkpoint_dir="hdfs:///checkpoints").run(
+        read_and_save, frame=session.read.parquet(rows), files=parquet("hdfs:///rows")
+    )
+    assert found == [999 * 500.0, 999 * 500.0]
+    resumed = runner(session, checkpoint_dir=f"{hadoop.url}/checkpoints", resume=True)
+    assert resumed.run(lambda: load_checkpoint().state) == {"sums": found}  # type: ignore[union-attr]
+
+
+def read_and_save(frame: Any, files: Any) -> list[float]:
+    """The sums of two datasets, each over all ranks; saves them, too."""
+    import horovod.torch as hvd
+    import torch
+
+    hvd.init()
+    sums = []
+    for shard in (frame, files):
+        mine = sum(float(batch["id"].sum()) for batch in shard.batches(50))
+        sums.append(float(hvd.allreduce(torch.tensor(mine, dtype=torch.float64), op=hvd.Sum)))
+    save_checkpoint({"sums": sums}, 1)
+    return sums
+
+
+def test_an_exception_of_a_rank_comes_as_itself(session: SparkSession) -> None:
+    def main() -> None:
+        raise LookupError("no such class")
+
+    with pytest.raises(LookupError, match="no such class"):
+        runner(session).run(main)
+
+
+def resume_or_wait(up: str) -> tuple[int, int]:
+    """Save a checkpoint, say where this is, and wait for an end; the next attempt returns.
+
+    Args:
+        up: how the line begins. The process id of the executor follows.
+    """
+    import psutil
+
+    loaded = load_checkpoint()
+    if loaded is not None:
+        return loaded.state["weights"], current_attempt()
+    save_checkpoint({"weights": 7}, 1)
+    (executor,) = (each.pid for each in psutil.Process().parents() if each.name() == "java")
+    log_to_driver(f"{up} {executor} {os.getcwd()}")
+    threading.Event().wait()
+    raise AssertionError("the wait has no end")
+
+
+class Up(Calling):
+    """Calls a function with the process ids of the executors, by rank, when both ranks are up."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__("up", 2, lambda: function(self.executors))
+
+    @property
+    def executors(self) -> list[int]:
+        return [int(line.split()[-2]) for line in sorted(self.getvalue().splitlines())]
+
+
+def test_a_killed_executor_is_named_in_yarns_words(session: SparkSession) -> None:
+    killing = Up(lambda executors: os.kill(executors[1], signal.SIGKILL))
+    with (
+        contextlib.redirect_stdout(killing),
+        pytest.raises(RankFailedError, match=r"(?s)rank \d.*Exit status: 137"),
+    ):
+        runner(session).run(resume_or_wait, up="up")
+
+
+def test_a_run_resumes_from_hdfs_after_the_loss_of_an_executor(session: SparkSession) -> None:
+    killing = Up(lambda executors: os.kill(executors[0], signal.SIGKILL))
+    with contextlib.redirect_stdout(killing):
+        again = runner(session, max_restarts=1, checkpoint_dir="hdfs:///killed")
+        assert again.run(resume_or_wait, up="up") == (7, 2)
+
+
+def test_a_run_resumes_after_the_loss_of_a_node(session: SparkSession, hadoop: Hadoop) -> None:
+    gone: list[str] = []
+
+    def end_node(executors: list[int]) -> None:
+        """End the NodeManager of an executor, with its containers."""
+        (gone[:],) = [
+            [name] for name in ("node1", "node2") if hadoop.daemons[name].has_started(executors[1])
+        ]
+        hadoop.daemons[gone[0]].close()
+
+    try:
+        with contextlib.redirect_stdout(Up(end_node)):
+            again = runner(session, max_restarts=2, checkpoint_dir="hdfs:///node")
+            assert again.run(resume_or_wait, up="up") == (7, 2)
+    finally:
+        for name in gone:
+            hadoop.start_node(name)
+            hadoop.daemons[name].await_start()
+
+
+def take_all_memory() -> None:
+    if os.environ["HOROVOD_RANK"] == "1":
+        taken = []
+        while True:
+            taken.append(b"x" * 50_000_000)
+            time.sleep(0.02)
+    threading.Event().wait()
+
+
+def test_a_container_above_its_memory_is_named_in_yarns_words(session: SparkSession) -> None:
+    with pytest.raises(RankFailedError) as caught:
+        runner(session).run(take_all_memory)
+    told = str(caught.value)
+    assert "rank 1" in told
+    assert "exceeding physical memory limits" in told or "physical memory used" in told
+    assert "spark.executor.memoryOverhead" in told
+
+
+def test_a_run_gives_way_to_another_queue_and_resumes(hadoop: Hadoop) -> None:
+    """Two executors of 6 GB borrow what belongs to the queue `urgent`, which asks for it."""
+    large = settings(hadoop, executor_memoryOverhead="5g")
+    applications: list[str] = []
+    try:
+        with classic_session(large) as session:
+
+            def take_back(_: list[int]) -> None:
+                applications.append(hadoop.submit("urgent", "sleep 3600", megabytes=7000))
+
+            giving = Up(take_back)
+            with contextlib.redirect_stdout(giving), pytest.raises(RankFailedError) as caught:
+                runner(session).run(resume_or_wait, up="up")
+            assert "preempted" in str(caught.value)
+            hadoop.kill_application(applications[0])
+            again = runner(session, checkpoint_dir="hdfs:///preempted", max_restarts=1)
+
+            def take_back_again(_: list[int]) -> None:
+                applications.append(hadoop.submit("urgent", "sleep 20", megabytes=7000))
+
+            with contextlib.redirect_stdout(Up(take_back_again)):
+                assert again.run(resume_or_wait, up="up") == (7, 2)
+    finally:
+        for application in applications:
+            hadoop.kill_application(application)
+
+
+def test_executors_of_dynamic_allocation_are_taken_and_their_loss_is_survived(
+    hadoop: Hadoop,
+) -> None:
+    dynamic = {
+        "spark.dynamicAllocation.enabled": "true",
+        "spark.dynamicAllocation.shuffleTracking.enabled": "true",
+        "spark.dynamicAllocation.minExecutors": "0",
+        "spark.dynamicAllocation.initialExecutors": "0",
+        "spark.dynamicAllocation.maxExecutors": "2",
+    }
+    with classic_session({**settings(hadoop), **dynamic}) as session:
+        with pytest.raises(SlotError, match=r"maxExecutors=2"):
+            runner(session, np=(3, 4)).run(resume_or_wait, up="up")
+        killing = Up(lambda executors: os.kill(executors[0], signal.SIGKILL))
+        with contextlib.redirect_stdout(killing):
+            again = runner(session, np=(1, 2), max_restarts=2, checkpoint_dir="hdfs:///dynamic")
+            assert again.run(resume_or_wait, up="up") == (7, 2)
