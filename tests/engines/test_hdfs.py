@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import os
-import threading
 
 import pytest
 
-from horovod_runner import CheckpointError, HorovodRunner, load_checkpoint, save_checkpoint
-from horovod_runner.host.folders.opening import open_folder
-from tests.conftest import Ranks
-from tests.contract.test_end import Calling
 from tests.engines.hadoop import Hadoop
 from tests.stores.any_store import AnyStore
 

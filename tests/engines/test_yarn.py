@@ -147,7 +147,8 @@ def resume_or_wait(up: str) -> tuple[int, int]:
     if loaded is not None:
         return loaded.state["weights"], current_attempt()
     save_checkpoint({"weights": 7}, 1)
-    (executor,) = (each.pid for each in psutil.Process().parents() if each.name() == "java")
+    # The nearest one: the NodeManager is another.
+    executor = next(each.pid for each in psutil.Process().parents() if each.name() == "java")
     log_to_driver(f"{up} {executor} {os.getcwd()}")
     threading.Event().wait()
     raise AssertionError("the wait has no end")
