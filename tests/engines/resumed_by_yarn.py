@@ -12,6 +12,9 @@ from horovod_runner import HorovodRunner, load_checkpoint, save_checkpoint
 
 def resume_or_wait() -> str:
     """Save a checkpoint and wait for the end; or return what was saved."""
+    import horovod.torch as hvd
+
+    hvd.init()
     found = load_checkpoint()
     if found is not None:
         return f"resumed from step {found.step} with {sys.executable}"
