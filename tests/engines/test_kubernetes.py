@@ -198,7 +198,7 @@ def test_pods_that_no_node_takes_are_named_with_kubernetes_reason(
 
 
 def test_digits_are_learned_in_cluster_mode(checkout: Checkout, tmp_path: Path) -> None:
-    with cluster_mode(checkout, tmp_path, "examples/digits_torch.py", "--np=2") as driver:
+    with cluster_mode(checkout, tmp_path, "examples/digits_torch.py", "--np=2", "--epochs=8") as driver:
         (accuracy,) = lines_with(driver, "accuracy on 360 held-out digits", 1)
     assert re.search(r"digits: 9\d\.\d%", accuracy)
 
