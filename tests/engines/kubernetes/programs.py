@@ -70,7 +70,7 @@ def grow() -> None:
     """Lose a pod of an elastic run and get another one."""
     runner = HorovodRunner(np=(1, 2), max_restarts=3, grow_after=0.0, cluster_config=SLOTS)
     sizes = runner.run(step_until_a_pod_has_come_back)
-    print("from", sizes[0], "to", sizes[-1], "in", len(runner.last_run.attempts), "attempts")
+    print("ranks: from", sizes[0], "to", sizes[-1], "in", len(runner.last_run.attempts), "attempts")
 
 
 def count() -> None:
