@@ -281,8 +281,8 @@ def test_the_products_image_is_all_that_pods_need(
         "spark.kubernetes.executor.podTemplateFile": f"{tmp_path}/pod.json",
         "spark.kubernetes.node.selector.kubernetes.io/hostname": NODES[0],
     }
-    script = "/scripts/digits_torch.py"
-    with cluster_mode(checkout, tmp_path, script, "--np=2", **settings) as driver:
+    arguments = ("/scripts/digits_torch.py", "--np=2", "--epochs=8")
+    with cluster_mode(checkout, tmp_path, *arguments, **settings) as driver:
         (accuracy,) = lines_with(driver, "accuracy on 360 held-out digits", 1)
     assert re.search(r"digits: 9\d\.\d%", accuracy)
 
