@@ -166,7 +166,8 @@ def test_a_run_outlives_a_node_that_is_not_ready_and_resumes_when_it_is_lost(
         for node in nodes:
             checkout.cluster.kubelet(node).resume()
             checkout.cluster.kubectl("taint", "node", node, f"{OUT_OF_SERVICE}-")
-    assert resumed == (7, 2)
+    assert resumed[0] == 7
+    assert resumed[1] > 1
     (node,) = nodes
     checkout.cluster.kubectl("wait", "--for=condition=Ready", f"node/{node}", "--timeout=200s")
 
@@ -183,8 +184,8 @@ def test_an_elastic_run_under_dynamic_allocation_outlives_a_deleted_pod(
     with client_mode(checkout, tmp_path, PROGRAMS, "grow", **settings) as driver:
         pods = [line.split()[-1] for line in lines_with(driver, "up ", 2)]
         checkout.kubectl("delete", "pod", pods[-1], "--force", "--grace-period=0")
-        (last,) = lines_with(driver, "from ", 1)
-    assert re.search(r"from 2 to 2 in [2-4] attempts", last)
+        (last,) = lines_with(driver, "ranks: from", 1)
+    assert re.search(r"ranks: from 2 to 2 in [2-4] attempts", last)
 
 
 def test_pods_that_no_node_takes_are_named_with_kubernetes_reason(
@@ -198,7 +199,9 @@ def test_pods_that_no_node_takes_are_named_with_kubernetes_reason(
 
 
 def test_digits_are_learned_in_cluster_mode(checkout: Checkout, tmp_path: Path) -> None:
-    with cluster_mode(checkout, tmp_path, "examples/digits_torch.py", "--np=2") as driver:
+    with cluster_mode(
+        checkout, tmp_path, "examples/digits_torch.py", "--np=2", "--epochs=8"
+    ) as driver:
         (accuracy,) = lines_with(driver, "accuracy on 360 held-out digits", 1)
     assert re.search(r"digits: 9\d\.\d%", accuracy)
 
@@ -279,8 +282,8 @@ def test_the_products_image_is_all_that_pods_need(
         "spark.kubernetes.executor.podTemplateFile": f"{tmp_path}/pod.json",
         "spark.kubernetes.node.selector.kubernetes.io/hostname": NODES[0],
     }
-    script = "/scripts/digits_torch.py"
-    with cluster_mode(checkout, tmp_path, script, "--np=2", **settings) as driver:
+    arguments = ("/scripts/digits_torch.py", "--np=2", "--epochs=8")
+    with cluster_mode(checkout, tmp_path, *arguments, **settings) as driver:
         (accuracy,) = lines_with(driver, "accuracy on 360 held-out digits", 1)
     assert re.search(r"digits: 9\d\.\d%", accuracy)
 

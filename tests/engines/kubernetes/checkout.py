@@ -126,6 +126,9 @@ class Checkout:
         (container,) = pod["spec"]["containers"]
         variables = {"PYTHONPATH": str(ROOT), **environment}
         container |= {"name": "main", "image": IMAGE, "imagePullPolicy": "Never", "args": command}
+        # Of the class "Guaranteed": a machine without memory ends other processes first.
+        amounts = {"cpu": "1", "memory": "1Gi"}
+        container["resources"] = {"limits": amounts, "requests": amounts}
         container["env"] = [{"name": key, "value": value} for key, value in variables.items()]
         return pod
 

@@ -25,11 +25,14 @@ SLOTS = ClusterConfig(slot_timeout=300, preload_frameworks=False)
 def wait_in_the_first_attempt() -> tuple[int, int]:
     """Save a checkpoint and wait for the end of a pod; the next attempt returns what it has."""
     import horovod.torch as hvd
+    import torch
 
     hvd.init()
     loaded = load_checkpoint()
     if loaded is None:
         save_checkpoint({"weights": 7}, 1)
+        save_checkpoint({"weights": 7}, 2)  # waits until the first one is complete
+        hvd.allreduce(torch.ones(1), name="saved")
         log_to_driver(f"up {os.uname().nodename}")
         threading.Event().wait()
         raise AssertionError("the wait has no end")
@@ -70,7 +73,7 @@ def grow() -> None:
     """Lose a pod of an elastic run and get another one."""
     runner = HorovodRunner(np=(1, 2), max_restarts=3, grow_after=0.0, cluster_config=SLOTS)
     sizes = runner.run(step_until_a_pod_has_come_back)
-    print("from", sizes[0], "to", sizes[-1], "in", len(runner.last_run.attempts), "attempts")
+    print("ranks: from", sizes[0], "to", sizes[-1], "in", len(runner.last_run.attempts), "attempts")
 
 
 def count() -> None:
