@@ -86,6 +86,7 @@ class Granting:
 
         monkeypatch.setattr(engine, "count_executors", executors)
         monkeypatch.setattr(engine, "why_missing", lambda _: "The queue is full.")
+        # No argument: what Spark tells cannot be given to a launcher.
         monkeypatch.setattr(spark, "_count_slots", slots)
 
     def launcher(self, **limits: float) -> SparkLauncher:
