@@ -51,8 +51,14 @@ class Place:
 
 
 def executor() -> psutil.Process:
-    """The executor of the rank that calls this, in ``main``."""
-    return next(each for each in psutil.Process().parents() if each.name() == "java")
+    """The executor of the rank that calls this, in ``main``.
+
+    It need not be an ancestor: a rank that starts warm is forked by what an earlier task started.
+    """
+    mark = "SPARK_LOG_URL_STDOUT"  # names the executor, in all processes that come from it
+    own = os.environ[mark]
+    javas = (each for each in psutil.process_iter(["name"]) if each.info["name"] == "java")
+    return next(each for each in javas if each.environ().get(mark) == own)
 
 
 class StandaloneCluster:

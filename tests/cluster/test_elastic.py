@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import re
 import subprocess
 import sys
@@ -124,13 +125,11 @@ def run_script(cluster: StandaloneCluster, folder: Path, script: str, **settings
                 commit({{"sizes": sizes}}, len(sizes))
                 time.sleep(0.02)
 
-            def executor():  # of the rank that calls this
-                return next(each for each in psutil.Process().parents() if each.name() == "java")
-
             def executors():
                 return session.sparkContext._jsc.sc().getExecutorMemoryStatus().size() - 1
             """
         )
+        + inspect.getsource(executor)
         + textwrap.dedent(script)
         + "session.stop()\n"
     )
