@@ -18,6 +18,15 @@ _MAX_POINTS = 5_000  # a picture cannot show more
 _MAX_MARKED_POINTS = 60  # up to this many points are drawn with a mark
 
 
+def plot_epochs(history: Mapping[str, Sequence[float]], title: str) -> matplotlib.figure.Figure:
+    """Return a figure with a panel per metric: its value by epoch, from 1 on."""
+    series = {
+        name: [(1, epoch, value) for epoch, value in enumerate(values, 1)]
+        for name, values in history.items()
+    }
+    return plot(series, (), title, {})
+
+
 def plot(
     series: Mapping[str, Points],
     names: Sequence[str],

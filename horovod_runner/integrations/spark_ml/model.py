@@ -122,13 +122,9 @@ class TrainedModel(Model, ColumnParams, Saveable):  # type: ignore[misc]
         Raises:
             ImportError: matplotlib is not installed.
         """
-        from horovod_runner.results.plot import plot
+        from horovod_runner.results.plot import plot_epochs
 
-        series = {
-            name: [(1, epoch, value) for epoch, value in enumerate(values, 1)]
-            for name, values in self.history.items()
-        }
-        return plot(series, (), type(self).__name__, {})
+        return plot_epochs(self.history, type(self).__name__)
 
     def _is_classifier(self) -> bool:
         task = self.getOrDefault("task")

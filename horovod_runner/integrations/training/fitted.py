@@ -54,13 +54,9 @@ class Fitted:
         Raises:
             ImportError: matplotlib is not installed.
         """
-        from horovod_runner.results.plot import plot
+        from horovod_runner.results.plot import plot_epochs
 
-        series = {
-            name: [(1, epoch, value) for epoch, value in enumerate(values, 1)]
-            for name, values in self.history.items()
-        }
-        return plot(series, (), f"{len(self)} epochs", {})
+        return plot_epochs(self.history, f"{len(self)} epochs")
 
     def predict(self, data: Any, *, batch_size: int = 4096, raw: bool = False) -> Any:
         """Add the network's outputs to rows, as columns.
