@@ -45,14 +45,8 @@ def _distributed(optimizer: Any, options: Mapping[str, Any]) -> Any:
     return hvd.DistributedOptimizer(optimizer, **options)
 
 
-def _as_it_is(part: Any, models: Sequence[Any], options: Mapping[str, Any]) -> Any:
-    return part
-
-
+#: What prepares a part, by its role; others stay as they are.
 PREPARE: Final[Mapping[Role, Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]]] = {
     "model": _model,
     "optimizer": _optimizer,
-    "schedule": _as_it_is,
-    "scaler": _as_it_is,
-    "batches": _as_it_is,
 }

@@ -61,7 +61,7 @@ def prepare(*objects: Any, **options: Any) -> Any:
     prepared = list(objects)
     for role in _ORDER:
         for place, each in enumerate(objects):
-            if roles[place] == role:
+            if roles[place] == role and role in framework.PREPARE:
                 prepared[place] = framework.PREPARE[role](each, models, options)
     parts.note(prepared)
     return prepared[0] if len(prepared) == 1 else tuple(prepared)

@@ -63,15 +63,10 @@ def _batches(batches: Any, models: Sequence[Any], options: Mapping[str, Any]) ->
     return RankLoader(batches) if isinstance(batches, DataLoader) else batches
 
 
-def _as_it_is(part: Any, models: Sequence[Any], options: Mapping[str, Any]) -> Any:
-    return part
-
-
+#: What prepares a part, by its role; others stay as they are.
 PREPARE: Final[Mapping[Role, Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]]] = {
     "model": _model,
     "optimizer": _optimizer,
-    "schedule": _as_it_is,
-    "scaler": _as_it_is,
     "batches": _batches,
 }
 
