@@ -100,6 +100,8 @@ class Limits:
             drops the rest.
         last_orders: at its end the driver waits for its last messages to be sent. Then it drops
             them.
+        mlflow_run: before the first launch the driver waits for MLflowSink's MLflow run. Then the
+            ranks start without it, and what they log to MLflow makes runs of its own.
         sinks: after the run the driver waits for the sinks to handle all events. Then it drops
             reports and lines.
         sink_rest: after reports and lines were dropped the driver waits for a sink to handle its
@@ -187,6 +189,7 @@ class Limits:
     last_messages: float = 10.0
     messages_taken: float = 30.0
     last_orders: float = 0.2
+    mlflow_run: float = 10.0
     sinks: float = 30.0
     sink_rest: float = 5.0
     # Detached mode.

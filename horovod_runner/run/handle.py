@@ -34,6 +34,7 @@ from horovod_runner.results.run import Run, Timings
 from horovod_runner.results.run_log import RunLog
 from horovod_runner.run.datasets import find_datasets
 from horovod_runner.run.make_job import make_job
+from horovod_runner.run.mlflow_run import active_run, find_mlflow_run
 from horovod_runner.sinks.fan_out import FanOut
 from horovod_runner.sinks.notebook_error import fold_error, from_ranks
 from horovod_runner.sinks.terminal import TerminalSink
@@ -76,6 +77,7 @@ class RunHandle:
         self._clock = SteadyClock()
         self._timings = Timings(self._clock())
         self._requests = Requests()
+        self._mlflow_run = active_run()  # of this thread: `start` makes another one
         self._future: Future[Any] = Future()
         #: The record of the run (status, attempts, metrics, logs, checkpoints); None until the job
         #: has been made.
@@ -239,6 +241,7 @@ class RunHandle:
             sink.notice(entry.problem)
         if launcher.driver_logs:
             sink.notice(_kept_of_container(launcher.driver_logs, archive.chosen, run.run_id))
+        job = replace(job, mlflow_run=find_mlflow_run(self._mlflow_run, options, sink.notice))
         status: Status = "failed"
         result_text = ""
         try:

@@ -17,6 +17,7 @@ _FIT: Final = (
     "model.fit takes no feed of to_torch, counts the padding of a validation, and averages metrics "
     "only for the callbacks after MetricAverageCallback"
 )
+_MLFLOW: Final = "what ranks log to MLflow makes runs of its own beside the driver's"
 _BARE_CHILDREN: Final = (
     "processes that a rank starts anew (spawn, forkserver) lack the classes and functions of the "
     "notebook or script"
@@ -165,6 +166,7 @@ IMPORT_HOOKS: Final = (
         "models that several ranks save are not noticed",
         sign="ops",
     ),
+    ImportHook("lightning.pytorch.loggers.mlflow", ".worker.mlflow_run:patch_logger", _MLFLOW),
     ImportHook(
         "lightning.pytorch.trainer.trainer",
         ".integrations.lightning_ranks:patch_trainer",
@@ -172,8 +174,8 @@ IMPORT_HOOKS: Final = (
     ),
     ImportHook(
         "mlflow.tracking.fluent",
-        ".worker.checks.calls:watch_mlflow",
-        "a run of MLflow on each rank is not noticed",
+        ".worker.mlflow_run:patch_fluent",
+        _MLFLOW,
     ),
     ImportHook(
         "multiprocess.spawn",
@@ -199,6 +201,7 @@ IMPORT_HOOKS: Final = (
         "a Spark session that a rank starts is not noticed",
         sign="SparkContext",
     ),
+    ImportHook("pytorch_lightning.loggers.mlflow", ".worker.mlflow_run:patch_logger", _MLFLOW),
     ImportHook(
         "pytorch_lightning.trainer.trainer",
         ".integrations.lightning_ranks:patch_trainer",

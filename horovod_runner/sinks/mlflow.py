@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import posixpath
 import re
 import tempfile
+import threading
 import time
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -13,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 from horovod_runner.common.text import has_password, without_password
 from horovod_runner.host.folders.folder import local_path
 from horovod_runner.sinks.summary import MeasuringSink, write_files
+from horovod_runner.wire.job_file import MLflowRun
+from horovod_runner.worker.mlflow_run import absolute
 
 if TYPE_CHECKING:
     from horovod_runner.checkpoints.checkpoint import Checkpoint
@@ -99,10 +104,20 @@ class MLflowSink(MeasuringSink):
         self._run_name = run_name
         self._log_checkpoints = log_checkpoints
         super().__init__(log_profile)
+        self._begun = threading.Event()
         self.run_id: str | None = None
 
     def prepare(self) -> None:
         """As in :class:`~horovod_runner.sinks.Sink`, like all methods below."""
+        self.run_id = None
+        self._begun = threading.Event()
+        try:
+            self._find_run()
+        except Exception:
+            self._begun.set()
+            raise
+
+    def _find_run(self) -> None:
         import mlflow
         from mlflow.tracking.context.registry import resolve_tags
         from mlflow.tracking.fluent import _get_experiment_id
@@ -125,9 +140,32 @@ class MLflowSink(MeasuringSink):
         self._metrics: list[Any] = []
         self._epochs: dict[int, int] = {}
         self._summaries = 0
-        self.run_id = self._active or self._new_run()
-        self._set("run_id", run.run_id)
-        self._log_params(run)
+        try:
+            run_id = self._active or self._new_run()
+            self.run_id = run_id
+            self._set("run_id", run.run_id)
+            self._log_params(run)
+        finally:
+            self._begun.set()
+
+    def run_for_ranks(self, patience: float) -> MLflowRun | None:
+        """The MLflow run that rank 0 joins with what it logs itself.
+
+        Args:
+            patience: seconds to wait for its begin.
+
+        Returns:
+            None where the sink has failed.
+
+        Raises:
+            TimeoutError: MLflow has not answered in time.
+        """
+        if not self._begun.wait(patience):
+            raise TimeoutError
+        if self.run_id is None:
+            return None
+        experiment = self._client.get_run(self.run_id).info.experiment_id
+        return run_for_ranks(self._client.tracking_uri, self.run_id, experiment)
 
     def _new_run(self) -> str:
         experiment = self._experiment_id
@@ -225,6 +263,29 @@ class MLflowSink(MeasuringSink):
 
     def _set(self, name: str, value: str) -> None:
         self._client.set_tag(self.run_id, f"{_TAG}.{name}", value)
+
+
+def run_for_ranks(tracking_uri: str, run_id: str, experiment_id: str) -> MLflowRun:
+    """Describe an MLflow run for the ranks, with MLflow's settings on this driver.
+
+    Args:
+        tracking_uri: where it is stored.
+        run_id: MLflow's id.
+        experiment_id: of its experiment.
+    """
+    uri = absolute(tracking_uri)
+    variables = {name: value for name, value in os.environ.items() if name.startswith("MLFLOW_")}
+    variables.pop("MLFLOW_EXPERIMENT_NAME", None)  # it has an id
+    with suppress(Exception):  # no credentials here, or a version without it
+        from mlflow.utils.databricks_utils import get_databricks_env_vars
+
+        variables.update(get_databricks_env_vars(tracking_uri))
+    variables |= {
+        "MLFLOW_TRACKING_URI": uri,
+        "MLFLOW_RUN_ID": run_id,
+        "MLFLOW_EXPERIMENT_ID": experiment_id,
+    }
+    return MLflowRun(run_id, experiment_id, uri, variables)
 
 
 @lru_cache(maxsize=4096)

@@ -272,6 +272,7 @@ class _RankTask:
             commits=self.setup.commits,
             logs=job.logs,
             warning_filters=job.warning_filters,
+            mlflow_run=job.mlflow_run and job.mlflow_run.for_rank(slot.rank),
         )
 
     def _worker_variables(

@@ -16,7 +16,13 @@ from horovod_runner.common.options import STALL_CHECK, STALL_WARN_SECONDS, CpuCo
 from horovod_runner.common.slots import Slot
 from horovod_runner.wire.addresses import Call
 from horovod_runner.wire.events import DriverEvent
-from horovod_runner.wire.job_file import NO_CHECKPOINTS, CheckpointPlan, ImportHook, WorkerOutcome
+from horovod_runner.wire.job_file import (
+    NO_CHECKPOINTS,
+    CheckpointPlan,
+    ImportHook,
+    MLflowRun,
+    WorkerOutcome,
+)
 from horovod_runner.wire.measurements import MemoryUse
 from horovod_runner.wire.messages import RankEvent
 
@@ -51,6 +57,7 @@ class Job:
         import_hooks: see there.
         all_values: whether every rank's value is returned, not rank 0's alone.
         sources: see :class:`~horovod_runner.wire.job_file.WorkerJob`.
+        mlflow_run: the driver's MLflow run, with its credentials; None without one.
         call: how the driver may call a stand-in; None: it cannot.
     """
 
@@ -74,6 +81,7 @@ class Job:
     import_hooks: tuple[ImportHook, ...] = field(default=(), repr=False)
     all_values: bool = False
     sources: dict[str, str] = field(default_factory=dict, repr=False)
+    mlflow_run: MLflowRun | None = field(default=None, repr=False)
     call: Call | None = None
 
     @property

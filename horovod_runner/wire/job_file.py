@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -60,6 +61,25 @@ class CheckpointPlan(NamedTuple):
 
 
 NO_CHECKPOINTS = CheckpointPlan("", "")
+
+
+class MLflowRun(NamedTuple):
+    """The MLflow run of the driver, which rank 0 joins with what it logs to MLflow by itself.
+
+    Attributes:
+        run_id, experiment_id: MLflow's.
+        tracking_uri: where it is stored; empty on ranks other than 0.
+        variables: MLflow's settings and credentials, as environment variables; empty there, too.
+    """
+
+    run_id: str
+    experiment_id: str
+    tracking_uri: str
+    variables: Mapping[str, str]
+
+    def for_rank(self, rank: int) -> MLflowRun:
+        """What a rank needs to know of it."""
+        return self if rank == 0 else MLflowRun(self.run_id, self.experiment_id, "", {})
 
 
 class ImportHook(NamedTuple):
@@ -116,6 +136,7 @@ class WorkerJob(NamedTuple):
         trace: the start of the path of the trace of its framework's profiler; empty for none.
         local_rank: Horovod's.
         commits: the folder for commits, in this host's memory; empty unless the run is elastic.
+        mlflow_run: the driver's MLflow run; None without one.
     """
 
     rank: int
@@ -137,6 +158,7 @@ class WorkerJob(NamedTuple):
     commits: str = ""
     logs: LogSettings | None = None
     warning_filters: tuple[tuple[Any, ...], ...] = ()
+    mlflow_run: MLflowRun | None = None
 
     @property
     def limits(self) -> Limits:

@@ -15,7 +15,7 @@ from horovod_runner.common.limits import DEFAULTS, Limits
 if TYPE_CHECKING:
     from horovod_runner.checkpoints.commits import Commits
     from horovod_runner.checkpoints.saver import Saver
-    from horovod_runner.wire.job_file import CheckpointPlan
+    from horovod_runner.wire.job_file import CheckpointPlan, MLflowRun
     from horovod_runner.worker.imports_watch import ImportsWatch
     from horovod_runner.worker.pipe import Pipe
     from horovod_runner.worker.reporter import Reporter
@@ -41,6 +41,7 @@ class RankContext:
         local_rank: its number among the ranks of this host.
         commits: the folder for commits, in this host's memory; empty unless the run is elastic.
         limits: how long it waits for each thing.
+        mlflow_run: the driver's MLflow run; None without one.
         imports: watches which frameworks are imported; None if nothing is to be preloaded.
         saver: writes checkpoints; None before the first one.
         host_commits: reads and writes commits; None before the first one.
@@ -64,6 +65,7 @@ class RankContext:
     local_rank: int = 0
     commits: str = ""
     limits: Limits = DEFAULTS
+    mlflow_run: MLflowRun | None = None
     imports: ImportsWatch | None = None
     saver: Saver | None = None
     host_commits: Commits | None = None

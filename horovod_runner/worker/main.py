@@ -132,6 +132,7 @@ def _enter_rank(job: WorkerJob, outcome_file: int, pipes: list[int]) -> RankCont
         local_rank=job.local_rank,
         commits=job.commits,
         limits=job.limits,
+        mlflow_run=job.mlflow_run,
     )
     context.enter(rank)
     return rank
@@ -144,6 +145,10 @@ def _set_up_python(job: WorkerJob) -> None:
     main_module.make_main()  # in place of this module
     no_terminal.explain_input()
     hooks.install(job.import_hooks)
+    if job.mlflow_run is not None:
+        from horovod_runner.worker import mlflow_run
+
+        mlflow_run.enter(job.mlflow_run)
     settings.apply(job.logs, job.warning_filters)
     if job.replacements:
         from horovod_runner.worker.imports import replacements

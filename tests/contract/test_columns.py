@@ -1,4 +1,4 @@
-"""Columns of every type from every source, in `run` and `predict`.
+"""Columns of every type from every source, in `run`, `fit` and `predict`.
 
 The table of docs/howto/data.md says what each becomes; the tests compare it with what happens.
 """
@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from horovod_runner import DataError, predict
+from horovod_runner import DataError, fit, predict
 from horovod_runner.data import Image, Shard, parquet
 from tests.conftest import Ranks
 
@@ -201,3 +201,104 @@ def predicted(rows: DataFrame, asked: list[str]) -> dict[str, str]:
 def say(parts: Mapping[str, Any]) -> Any:
     text = json.dumps({name: described(values) for name, values in parts.items()})
     return np.array([text] * len(next(iter(parts.values()))), object)
+
+
+def net(folder: Path, asked: list[str]) -> Any:
+    """A network of torch that writes down what it gets, in training and in prediction."""
+    import torch
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(()))
+
+        def forward(self, *parts: Any) -> torch.Tensor:
+            said = {
+                name: described(as_arrays(values))
+                for name, values in zip(asked, parts, strict=True)
+            }
+            (folder / f"{'fit' if self.training else 'predict'}.json").write_text(json.dumps(said))
+            return self.weight.expand(len(parts[0]))
+
+    return Net()
+
+
+def as_arrays(values: Any) -> Any:
+    """A tensor as an array, and what holds tensors as what holds arrays."""
+    if isinstance(values, list):
+        return [as_arrays(each) for each in values]
+    return values.cpu().numpy() if hasattr(values, "cpu") else values
+
+
+def fitted(data: Any, folder: Path, asked: list[str], **options: Any) -> Any:
+    """Train a network on some columns of the table."""
+    chosen: dict[str, dict[str, Any]] = {"pad_ragged": {}, "images": {}}
+    for each in asked:
+        for option, values in asked_for(each)[1].items():
+            chosen[option] |= dict.fromkeys([each], 0) if option == "pad_ragged" else values
+    x = {each: asked_for(each)[0] for each in asked}
+    return fit(
+        net(folder, asked),
+        data,
+        x=x,
+        y="number",
+        loss=mean_square,
+        optimizer=descent,
+        global_batch=ROWS,
+        ranks=1,
+        **chosen,
+        **options,
+    )
+
+
+def mean_square(output: Any, label: Any) -> Any:
+    return (output - label).square().mean()
+
+
+def descent(parameters: Any) -> Any:
+    import torch
+
+    return torch.optim.SGD(parameters, 0.1)
+
+
+def compare_fitted(data: Any, folder: Path, scored: Any = None, **options: Any) -> None:
+    """Compare with the page what `fit`, and `predict` of what it returns, give a network."""
+    stated = on_the_page()["fit, PyTorch"]
+    expected = {asked: cell for asked, cell in stated.items() if cell != "error"}
+    result = fitted(data, folder, list(expected), **options)
+    assert json.loads((folder / "fit.json").read_text()) == expected
+    scored = result.predict(data if scored is None else scored)
+    _ = scored.collect() if hasattr(scored, "collect") else scored
+    assert json.loads((folder / "predict.json").read_text()) == expected
+    for asked in stated.keys() - expected.keys():
+        with pytest.raises(DataError, match=f"'{asked}"):
+            fitted(data, folder, [asked], **options)
+
+
+@pytest.mark.horovod
+@pytest.mark.parametrize("kind", ["pandas", "arrow", "files"])
+def test_the_table_says_what_columns_of_tables_and_files_become_in_fit(
+    kind: str, tmp_path: Path
+) -> None:
+    if kind == "pandas":
+        compare_fitted(frame(), tmp_path, where="local")
+        return
+    pq.write_table(table(), tmp_path / "0.parquet")
+    data = table() if kind == "arrow" else parquet(str(tmp_path / "0.parquet"))
+    compare_fitted(data, tmp_path, scored=table(), where="local")
+
+
+@pytest.mark.horovod
+@pytest.mark.places("spark", "connect")
+def test_the_table_says_what_columns_of_a_dataframe_become_in_fit(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    assert ranks.spark is not None
+    pq.write_table(table(), tmp_path / "0.parquet")
+    rows = ranks.spark.read.parquet(str(tmp_path / "0.parquet")).coalesce(1)
+    compare_fitted(rows, tmp_path, where="spark")
+
+
+def test_predict_says_that_files_are_read_first(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"Read files first: spark\.read\.parquet"):
+        predict(parquet(str(tmp_path)), say, ["number"], {"p": "string"})

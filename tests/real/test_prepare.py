@@ -110,6 +110,56 @@ def test_two_networks_with_two_optimizers_and_a_value_are_kept(tmp_path: Path) -
     assert all(map(np.array_equal, again, weights))
 
 
+def scaled(data: Any, stop: int | None = None) -> Any:
+    """Two models with an optimizer and a schedule each, and one scaler."""
+    import torch
+
+    from horovod_runner import epochs, prepare
+
+    torch.manual_seed(0)
+    models = torch.nn.Linear(4, 2), torch.nn.Linear(4, 1)
+    optimizers = [torch.optim.SGD(each.parameters(), 0.01, momentum=0.9) for each in models]
+    schedules = [
+        torch.optim.lr_scheduler.StepLR(each, 1, factor)
+        for each, factor in zip(optimizers, (0.5, 0.1), strict=True)
+    ]
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=5)
+    batches = data.to_torch(global_batch=16, columns={"x": "x", "y": "y"}, shuffle=True)
+    first, second, *rest = prepare(*models, *optimizers, *schedules, scaler, batches)
+    optimizers, schedules, (scaler, batches) = rest[:2], rest[2:4], rest[4:]
+    for epoch in epochs(3, resume=True):
+        if epoch == stop:
+            raise RuntimeError("the machine is switched off")
+        for x, y in batches:
+            for each in optimizers:
+                each.zero_grad()
+            loss = (first(x).sum(1) + second(x)[:, 0] - y).square().mean()
+            scaler.scale(loss).backward()
+            for model, each in zip((first, second), optimizers, strict=True):
+                scaler.unscale_(each)
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+                scaler.step(each)
+            scaler.update()
+        for schedule in schedules:
+            schedule.step()
+    weights = [*first.state_dict().values(), *second.state_dict().values()]
+    rates = [each.param_groups[0]["lr"] for each in optimizers]
+    return [value.numpy().copy() for value in weights], rates, scaler.get_scale()
+
+
+def test_each_optimizer_has_its_schedule_and_a_scaler_continues(tmp_path: Path) -> None:
+    alone, rates, scale = run(scaled, 1)
+    assert rates == pytest.approx([0.00125, 0.00001])
+    assert scale == 4.0 * 2**4  # it grows after 5 steps, of which there are 21
+    kept = {"checkpoint_dir": tmp_path, "resume": True}
+    with pytest.raises(RuntimeError, match="switched off"):
+        run(scaled, 2, arguments={"stop": 1}, **kept)
+    weights, *others = run(scaled, 2, **kept)
+    assert others == [rates, scale]
+    for one, many in zip(alone, weights, strict=True):
+        np.testing.assert_allclose(many, one, atol=2e-5)
+
+
 def loaders(data: Any) -> Any:
     import horovod.torch as hvd
     import torch

@@ -16,6 +16,7 @@ from horovod_runner.data.feed.options import FeedOptions
 from horovod_runner.data.pack import arrow_rows
 from horovod_runner.data.pack import columns as column_types
 from horovod_runner.data.pack.columns import Column, Columns, Rows
+from horovod_runner.data.pack.nested import column_at
 from horovod_runner.errors import DataError
 
 if TYPE_CHECKING:
@@ -82,6 +83,11 @@ class Inputs:
     def fields(self) -> list[Field]:
         """The parts of a batch."""
         return fields_of(Columns(self.columns), self.options)
+
+    def columns_of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The columns that are read; a part of a struct or a map becomes a column."""
+        arrays = [column_at(batch, name) for name in self.names]
+        return pa.RecordBatch.from_arrays(arrays, self.names)
 
     def settle(self, batch: pa.RecordBatch) -> Inputs:
         """The same inputs with the columns decided by the first rows."""

@@ -239,9 +239,10 @@ def _kept(dataframe: Any, keep: Sequence[str] | None) -> list[str]:
         DataError: there is no such column.
         TypeError: ``keep`` is no list of names, or this is no DataFrame.
     """
-    if source_of(dataframe) is None:
+    if source_of(dataframe) is None or not hasattr(dataframe, "columns"):  # or it is of files
         raise TypeError(
-            f"predict takes a DataFrame of Spark or pandas, or an Arrow table, not {dataframe!r}"
+            f"predict takes a DataFrame of Spark or pandas, or an Arrow table, not {dataframe!r}. "
+            "Read files first: spark.read.parquet(path), or pandas.read_parquet(path)"
         )
     is_pandas = not hasattr(dataframe, "schema")
     names = list(dataframe.columns if is_pandas else (field.name for field in dataframe.schema))

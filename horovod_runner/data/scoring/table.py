@@ -8,7 +8,6 @@ from typing import Any
 import pyarrow as pa
 
 from horovod_runner.data.feed.options import FeedOptions
-from horovod_runner.data.pack.nested import column_at
 from horovod_runner.data.scoring.inputs import Inputs
 from horovod_runner.data.scoring.models.kind import Call
 from horovod_runner.data.scoring.outputs import Output, OutputType, named
@@ -53,7 +52,7 @@ def score_table(
         PredictionError: the model fails.
     """
     inputs = Inputs.of(table.schema, options, fill_null, ragged)
-    batches = [_columns_of(each, inputs) for each in table.combine_chunks().to_batches()]
+    batches = [inputs.columns_of(each) for each in table.combine_chunks().to_batches()]
     if not batches:
         raise DataError("the table has no rows to score")
     assert options.batch_size is not None  # noqa: S101 - predict has a default
@@ -63,12 +62,6 @@ def score_table(
     scorer = Scorer(inputs, Loaded(call), outputs, options.batch_size, on_error)
     columns = list(zip(*scorer.columns(iter(batches)), strict=True))
     return [pa.chunked_array(list(column)) for column in columns]
-
-
-def _columns_of(batch: pa.RecordBatch, inputs: Inputs) -> pa.RecordBatch:
-    """The columns that are read; a part of a struct or a map becomes a column."""
-    arrays = [column_at(batch, name) for name in inputs.names]
-    return pa.RecordBatch.from_arrays(arrays, inputs.names)
 
 
 def _typed(

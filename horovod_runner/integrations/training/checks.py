@@ -34,6 +34,7 @@ def check_source(training: Training, source: Source) -> None:
                 f"{', '.join(first.schema.names)}"
             )
         inputs = _inputs_of(training, first.schema)
+        first = inputs.columns_of(first)
         for name in inputs.names:
             first = first.filter(first.column(name).is_valid())
         if first.num_rows:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from horovod_runner.data.scoring.models.torch import caller
+from horovod_runner.data.scoring.models.torch import as_tensor, caller
 from horovod_runner.integrations.training.training import Metric, Trained, Training
 
 if TYPE_CHECKING:
@@ -64,9 +64,9 @@ class TorchTraining(Training):
         if not isinstance(model, torch.nn.Module):
             raise TypeError(f"model must be a torch module, not {type(model).__name__}")
         make_optimizer(*copy.deepcopy((model, self.optimizer)), self.learning_rate)
-        tensors = [torch.from_numpy(value.copy()) for value in first.values()]
+        tensors = [as_tensor(value) for value in first.values()]
         inputs, labels, weight = self.split_parts(tensors)
-        shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in inputs.items())
+        shapes = _shapes(inputs)
         with torch.no_grad():
             if self.step is not None:
                 self._check_step(model, Batch(inputs, labels, weight, len(labels[0]), 1, 1, False))
@@ -105,10 +105,9 @@ class TorchTraining(Training):
         try:
             result = self.step(model, *batch.for_user())
         except Exception as error:  # whatever the user's function raises
-            shapes = [f"{n} {tuple(v.shape)}" for n, v in batch.inputs.items()]
             raise ValueError(
                 f"step fails on the first rows: {type(error).__name__}: {error}. It is called with "
-                f"the model, the inputs ({', '.join(shapes)}) and the labels"
+                f"the model, the inputs ({_shapes(batch.inputs)}) and the labels"
             ) from error
         loss = result[0] if isinstance(result, tuple) else result
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
@@ -126,6 +125,16 @@ class TorchTraining(Training):
     def trained_model(self, trained: Trained) -> torch.nn.Module:
         """A copy of the module on the CPU, in evaluation mode."""
         return with_weights(self.model, trained)
+
+
+def _shapes(inputs: Mapping[str, Any]) -> str:
+    """The shapes of inputs; of text and ragged rows, that they are lists."""
+    return ", ".join(
+        f"{name} {tuple(value.shape)}"
+        if isinstance(value, torch.Tensor)
+        else f"{name} (a list of {len(value)})"
+        for name, value in inputs.items()
+    )
 
 
 def with_weights(module: torch.nn.Module, trained: Trained) -> torch.nn.Module:

@@ -71,23 +71,6 @@ def _note_folder(folder: str | os.PathLike[str]) -> None:
     notes.send("file", f"{place}{os.sep}", once=True)
 
 
-def watch_mlflow(module: Any) -> None:
-    """Notice runs that ranks other than 0 start with ``mlflow.tracking.fluent``."""
-
-    @instead_of(module, "start_run")
-    def start_run(plain: Any, run_id: str | None = None, *args: Any, **options: Any) -> Any:
-        rank = context.current()
-        joins = run_id or os.environ.get("MLFLOW_RUN_ID") or options.get("parent_run_id")
-        if not (joins or options.get("nested")) and rank is not None and rank.rank > 0:
-            notes.mistake(
-                "mlflow",
-                "main starts a run of MLflow on every rank, so MLflow shows as many runs as there "
-                "are ranks. Log on one rank, under `if hvd.rank() == 0:`; or call report on every "
-                "rank, and give HorovodRunner sinks=[MLflowSink()].",
-            )
-        return plain(run_id, *args, **options)
-
-
 def watch_sampler(module: Any) -> None:
     """Notice epochs that a sampler of ``torch.utils.data.distributed`` repeats."""
 

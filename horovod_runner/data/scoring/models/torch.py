@@ -83,17 +83,19 @@ class _Call:
         self._device = device
 
     def __call__(self, parts: Parts) -> Any:
-        tensors = {name: self._tensor(value) for name, value in parts.items()}
+        tensors = {name: as_tensor(value, self._device) for name, value in parts.items()}
         with torch.inference_mode():
             return self._call(tensors)
 
-    def _tensor(self, value: Any) -> Any:
-        if isinstance(value, list):  # text stays; ragged rows become one tensor each
-            return [self._tensor(row) if isinstance(row, np.ndarray) else row for row in value]
-        if not value.flags.writeable:  # torch warns of tensors that share read-only memory
-            value = value.copy()
-        tensor = torch.from_numpy(value)
-        return tensor if self._device == "cpu" else tensor.to(self._device)
+
+def as_tensor(value: Any, device: str = "cpu") -> Any:
+    """A part of a batch as a tensor; of lists, text stays, and arrays become one tensor each."""
+    if isinstance(value, list):
+        return [as_tensor(row, device) if isinstance(row, np.ndarray) else row for row in value]
+    if not value.flags.writeable:  # torch warns of tensors that share read-only memory
+        value = value.copy()
+    tensor = torch.from_numpy(value)
+    return tensor if device == "cpu" else tensor.to(device)
 
 
 def _caller_of(model: Any, is_lightning: bool) -> Callable[[dict[str, Any]], Any]:
