@@ -22,6 +22,7 @@ GOOD: dict[str, Any] = {
     "x": "x",
     "y": "y",
     "loss": torch.nn.CrossEntropyLoss(),
+    "where": "local",  # another test of this process may have left a session on a cluster
     "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
 }
 

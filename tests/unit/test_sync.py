@@ -271,23 +271,6 @@ def test_each_file_that_a_rank_writes_is_noted_once(noted: list[str]) -> None:
     assert noted == ["file /a", "file /b", "file /c"]
 
 
-def test_runs_of_mlflow_that_ranks_join_or_nest_are_no_mistake(
-    noted: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("MLFLOW_RUN_ID", raising=False)
-    mlflow = SimpleNamespace(start_run=lambda run_id=None, **options: run_id)
-    calls.watch_mlflow(mlflow)
-    assert mlflow.start_run("1a2b") == "1a2b"
-    mlflow.start_run(nested=True)
-    mlflow.start_run(parent_run_id="1a2b")
-    monkeypatch.setenv("MLFLOW_RUN_ID", "1a2b")
-    mlflow.start_run()
-    assert noted == []
-    monkeypatch.delenv("MLFLOW_RUN_ID")
-    mlflow.start_run(run_name="own")
-    assert noted == ["mistake mlflow"]
-
-
 def test_a_look_at_a_batch_before_the_first_epoch_is_no_repeated_epoch(
     noted: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
