@@ -151,7 +151,8 @@ test-docker: $(MAIN)/.ready
 		-o faulthandler_timeout=0
 
 test-yarn: $(MAIN)/.ready
-	$(apart) $(call with_java,$(MAIN)) $(MAIN)/bin/python -m pytest tests/engines/test_yarn.py --places yarn
+	$(apart) $(call with_java,$(MAIN)) $(MAIN)/bin/python -m pytest --places yarn \
+		tests/engines/test_hdfs.py tests/engines/test_yarn.py tests/engines/test_yarn_cluster_mode.py
 
 # Beside the main leg: what it prints comes in one piece.
 test-petastorm-beside: $(if $(PYTHON_PETASTORM),$(PETASTORM)/.ready)

@@ -345,6 +345,8 @@ _YARN_SITE = {
     "yarn.nodemanager.resource.cpu-vcores": "8",
     # A container that takes more memory than it asked for is killed.
     "yarn.nodemanager.pmem-check-enabled": "true",
+    # The default leaves the kill to cgroups, even where YARN uses none.
+    "yarn.nodemanager.resource.memory.enforced": "false",
     "yarn.nodemanager.vmem-check-enabled": "false",
     "yarn.nodemanager.container-monitor.interval-ms": "500",
     "yarn.nodemanager.disk-health-checker.enable": "false",

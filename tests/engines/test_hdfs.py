@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from multiprocessing import get_context
 
 import pytest
 
+from horovod_runner.host.folders.opening import open_folder
 from tests.engines.hadoop import Hadoop
 from tests.stores.any_store import AnyStore
 
@@ -19,3 +21,11 @@ class TestHdfs(AnyStore):
     @pytest.fixture
     def url(self, hadoop: Hadoop) -> str:
         return f"{hadoop.url}/store-{next(_number)}"
+
+
+def test_a_process_that_has_used_hdfs_can_fork(hadoop: Hadoop) -> None:
+    assert open_folder(f"{hadoop.url}/before-a-fork").names() == []
+    child = get_context("fork").Process(target=int)
+    child.start()
+    child.join()
+    assert child.exitcode == 0

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
+from weakref import WeakSet
 
 from horovod_runner.common.text import without_password
 
@@ -28,6 +29,24 @@ _HADOOP_CONF: Final = ("HADOOP_CONF_DIR", "HADOOP_HOME")
 _IN_CONTAINER: Final = Path("__spark_conf__") / "__hadoop_conf__"
 _FEW_ATTEMPTS: Final = {"dfs.client.failover.max.attempts": "3"}
 _WHERE: Final = "Install it on the driver and on the executors."
+
+# hdfs-native's clients wait for their threads when they are deleted. A forked child has no such
+# threads, and fsspec deletes its file systems there: the child would wait for ever.
+_clients: Final[WeakSet[Any]] = WeakSet()
+_during_fork: Final[list[Any]] = []
+_never_deleted: Final[list[Any]] = []
+
+
+def _keep_in_child() -> None:
+    _never_deleted.extend(_during_fork)
+    _during_fork.clear()
+
+
+os.register_at_fork(
+    before=lambda: _during_fork.extend(_clients),
+    after_in_parent=_during_fork.clear,
+    after_in_child=_keep_in_child,
+)
 
 
 def file_system(url: str, **options: Any) -> tuple[Any, str]:
@@ -75,6 +94,8 @@ def file_system(url: str, **options: Any) -> tuple[Any, str]:
             f"hdfs-native cannot open {shown(url)}: {error}. Set HADOOP_CONF_DIR to the folder "
             "with core-site.xml and hdfs-site.xml, or name the NameNode's host and port in the URL."
         ) from None
+    if scheme in _HDFS:
+        _clients.add(files)
     return files, str(path)
 
 
