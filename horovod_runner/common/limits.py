@@ -101,7 +101,7 @@ class Limits:
         last_orders: at its end the driver waits for its last messages to be sent. Then it drops
             them.
         mlflow_run: before the first launch the driver waits for MLflowSink's MLflow run. Then the
-            ranks start without it, and what they log to MLflow makes runs of its own.
+            ranks start without it, and what they log to MLflow goes to separate runs.
         sinks: after the run the driver waits for the sinks to handle all events. Then it drops
             reports and lines.
         sink_rest: after reports and lines were dropped the driver waits for a sink to handle its

@@ -109,7 +109,7 @@ class Shard:
         return train, valid
 
     def _divided(self, validation: float | str, seed: int) -> tuple[list[Part], list[Part]]:
-        """The parts of a split: of each rank where ranks have rows of their own, else one."""
+        """The parts of a split: one for each rank if Spark divided the rows, otherwise one."""
         sizes = self._sizes
         if isinstance(validation, str):
             self._refuse_rows_of_ranks(
@@ -135,7 +135,7 @@ class Shard:
 
     @property
     def _sizes(self) -> list[int]:
-        """Rows: of each rank where ranks have rows of their own, otherwise of all together."""
+        """Numbers of rows: one for each rank if Spark divided the rows, otherwise one for all."""
         if self._parts is not None:
             return [part.rows for part in self._parts]
         units = self._reader.units
@@ -143,7 +143,7 @@ class Shard:
 
     @property
     def is_split_among_ranks(self) -> bool:
-        """Whether each rank has only rows of its own, of a DataFrame that Spark divided.
+        """Whether Spark divided the rows of a DataFrame, so that each rank has only a part of them.
 
         Such a dataset has no batches with ``global_batch``.
         """
@@ -274,8 +274,11 @@ class Shard:
         if whole:
             self._refuse_rows_of_ranks("whole=True gives all rows to each rank")
         store, fields = self._packed(made)
-        kept = rows_of_rank(self._sizes, *place(), made.how_last, shared=self._counts is None)
-        rows = np.arange(self.rows) if whole else kept
+        if whole:
+            rows = np.arange(self.rows)
+        else:
+            shared = self._counts is None
+            rows = rows_of_rank(self._sizes, *place(), made.how_last, shared=shared)
         rows = rows if self._part is None else self._part.numbers(rows)
         all_rows = self.rows if self._counts is None else None
         return torch_feed.RowDataset(store, fields, rows, made, all_rows)
@@ -344,7 +347,7 @@ class Shard:
             settled = reader.settle(names)
             available = available.changed(settled)
             fields = fields_of(available, options)
-            # Ranks that have rows of their own have stores of their own.
+            # If Spark divided the rows, each rank packs its part into a store.
             rank = None if self._counts is None else place()[0]
             store = self._stores.of(reader, names, settled, repr(cached) if cached else "", rank)
             return store, fields

@@ -103,7 +103,9 @@ class SparkLauncher(PoolKeeper):
             available = self._count_slots()
             if available is None:
                 return self._unknown_slots(size)
-            comes = growth.is_on_its_way(self._asked, engine.count_executors(self._spark), size)
+            # Asked only where it matters: it is a call of Java.
+            executors = engine.count_executors(self._spark) if self._asked is not None else None
+            comes = growth.is_on_its_way(self._asked, executors, size)
             waited = time.monotonic() - began
             over = waited >= (max(seconds, growing) if comes else seconds)
             if available >= max(1, size) and (size or over or not comes):

@@ -345,10 +345,10 @@ def _lanes(global_batch: int) -> int:
 def rows_of_rank(
     sizes: Sequence[int], rank: int, ranks: int, last_batch: LastBatch, *, shared: bool
 ) -> RowNumbers:
-    """The numbers of the rows that a rank has in all epochs, as many on each rank.
+    """Number the rows that a rank keeps for all epochs. All ranks keep equally many.
 
     Args:
-        sizes: rows; of each rank if each has rows of its own.
+        sizes: how many rows there are; if Spark divided them, one number for each rank.
         rank: this rank.
         ranks: how many there are.
         last_batch: "drop" leaves out the rows that are too many, and the others repeat some.

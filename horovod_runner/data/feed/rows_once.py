@@ -1,4 +1,4 @@
-"""A rank's rows without padding, in a pass that is no epoch of a training."""
+"""A rank's rows without padding, read once, outside of the epochs of a training."""
 
 from __future__ import annotations
 

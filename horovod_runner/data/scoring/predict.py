@@ -216,7 +216,7 @@ def score(
 
 
 def _in_memory(kind: ModelKind, model: Any, device: str | None) -> Call:
-    """The model as in a task, from a file of its own: the user's is left as it is."""
+    """A copy of the model, read from a file as in a task. The user's model does not change."""
     with temporary_folder("model") as folder:
         path = Path(folder) / "model"
         kind.write(model, path, ())
@@ -237,7 +237,7 @@ def _kept(dataframe: Any, keep: Sequence[str] | None) -> list[str]:
 
     Raises:
         DataError: there is no such column.
-        TypeError: ``keep`` is no list of names, or this is no DataFrame.
+        TypeError: ``keep`` is not a list of names, or the rows are not a DataFrame.
     """
     if source_of(dataframe) is None or not hasattr(dataframe, "columns"):  # or it is of files
         raise TypeError(

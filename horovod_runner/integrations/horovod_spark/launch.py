@@ -238,7 +238,7 @@ class _Prefixed(io.TextIOBase):
         self._prefix = rf"[\1]<{name}>:"
 
     def write(self, text: str) -> int:
-        """Write whole lines, as everything here does."""
+        """Write text, which always consists of whole lines here."""
         self._stream.write(_RANKS.sub(self._prefix, text))
         return len(text)
 

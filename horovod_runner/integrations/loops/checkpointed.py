@@ -105,7 +105,7 @@ def checkpointed(**objects: Any) -> Checkpointed:
             attributes of the result.
 
     Raises:
-        TypeError: the latest checkpoint was written by something else.
+        TypeError: the latest checkpoint was not written by ``checkpointed``.
         ValueError: it keeps other objects, or a name is taken.
     """
     kept = Checkpointed(objects)

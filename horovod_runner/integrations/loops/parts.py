@@ -23,7 +23,7 @@ def home(part: Any) -> str:
 
 
 def role_of(part: Any) -> Role:
-    """What an object is in a training; empty if it is no part of one."""
+    """Return the role of an object in a training; empty if it has none."""
     names = {base.__name__ for base in type(part).__mro__}
     homes = home(part).split()
     if "horovod_runner" in homes and names & {"Feed", "RankLoader"}:

@@ -105,7 +105,7 @@ class TorchEstimator(of_torch.TorchEstimator):
         """What ``transformation_fn`` does with a batch; None without it.
 
         Raises:
-            ValueError: ``transformation_edit_fields`` is no list of Petastorm's tuples.
+            ValueError: ``transformation_edit_fields`` is not a list of Petastorm's tuples.
         """
         function, removed = self.getTransformationFn(), self.getTransformationRemovedFields() or ()
         edited = {}

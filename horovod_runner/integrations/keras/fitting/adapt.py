@@ -76,7 +76,7 @@ class _Counted(ABC, Generic[State]):
 
     @abstractmethod
     def state(self) -> State | None:
-        """What this rank has counted; None without rows."""
+        """Return what this rank has counted; None if it has no rows."""
 
     @abstractmethod
     def finish(self, states: Sequence[State]) -> None:
