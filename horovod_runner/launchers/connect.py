@@ -96,6 +96,18 @@ def slots_of(cores: int, conf: Callable[[str], str | None]) -> int:
     return cores // executor_cores * tasks
 
 
+def sandboxed_compute() -> str | None:
+    """The kind of Databricks' compute this driver is on, if Python functions run in sandboxes.
+
+    "serverless compute" or "standard access mode"; None elsewhere. Both have Spark Connect only.
+    By the variables that MLflow goes by (3.14, utils/databricks_utils.py).
+    """
+    version = os.environ.get("DATABRICKS_RUNTIME_VERSION")
+    if "DATABRICKS_ENV_VERSION" in os.environ or (version or "").startswith("client."):
+        return "serverless compute"
+    return "standard access mode" if version else None
+
+
 class ServerWatch:
     """Notices that the Connect server has ended: its port refuses connections.
 

@@ -21,7 +21,7 @@ from horovod_runner.common.limits import DEFAULTS, Limits
 from horovod_runner.common.spark_session import conf_of, spark_context
 from horovod_runner.common.text import count_text
 from horovod_runner.driver.launcher import LaunchRequest, PoolKeeper, PoolRequest
-from horovod_runner.errors import CancelledError, SlotError
+from horovod_runner.errors import CancelledError, LaunchError, SlotError
 from horovod_runner.launchers import connect, engine, growth
 from horovod_runner.launchers.spark_job import ConnectLaunch, SparkLaunch, SparkMembers
 from horovod_runner.launchers.spark_task import run_member, run_task
@@ -96,6 +96,8 @@ class SparkLauncher(PoolKeeper):
 
     def slots(self, size: int, patience: float = 0.0) -> int:
         """See :class:`~horovod_runner.driver.launcher.Launcher`."""
+        if self._is_connect:
+            self._check_compute()
         began = noticed = time.monotonic()
         seconds, growing = max(self._patience(), patience), self._growing_patience()
         told = ""
@@ -123,6 +125,27 @@ class SparkLauncher(PoolKeeper):
             # Spark offers no event for new executors.
             if self._cancelled.wait(1.0 if self._is_connect else 0.2):
                 raise CancelledError("the run was cancelled while it waited for slots")
+
+    def _check_compute(self) -> None:
+        """Tell what of Databricks' compute keeps ranks from starting.
+
+        Raises:
+            LaunchError: it is serverless.
+        """
+        compute = connect.sandboxed_compute()
+        if compute is None:
+            return
+        why = "runs Python functions in sandboxes that cannot start ranks"
+        advice = (
+            "Attach the notebook to classic compute with dedicated access mode and an ML runtime, "
+            "or run on the driver with a negative np."
+        )
+        if compute == "serverless compute":
+            raise LaunchError(f"Databricks' {compute} {why}. {advice}")
+        self._notice(
+            f"a Spark Connect session on a Databricks runtime means {compute} as a rule, which "
+            f"{why}. If this run fails for that reason: {advice[0].lower()}{advice[1:]}"
+        )
 
     def _patience(self) -> float:
         """How long to wait for slots, in seconds."""

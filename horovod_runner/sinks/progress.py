@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from horovod_runner.sinks.sink import Sink
@@ -230,7 +231,10 @@ class Progress(Sink):
         end = f"/{self._total}" if self._total is not None else ""
         parts = [self._description(), f"step {step}{end}"]
         if self._paced is not None and now > self._paced[0] and step > self._paced[1]:
-            parts.append(f"{(step - self._paced[1]) / (now - self._paced[0]):.3g} steps/s")
+            rate = (step - self._paced[1]) / (now - self._paced[0])
+            parts.append(f"{rate:.3g} steps/s")
+            if self._total is not None and step < self._total:
+                parts.append(f"{timedelta(seconds=round((self._total - step) / rate))} left")
         parts.append(self._values())
         return ", ".join(part for part in parts if part)
 

@@ -166,6 +166,43 @@ def test_under_dynamic_allocation_executors_come_for_a_run_and_go_after_it(
     assert "none is left" in said
 
 
+def test_spark_starts_no_second_copy_of_a_rank_that_is_slower_than_the_others(
+    cluster: StandaloneCluster, tmp_path: Path
+) -> None:
+    said = run_script(
+        cluster,
+        tmp_path,
+        """
+        def copies():
+            # Spark has no public function that counts them in Python.
+            stages = session.sparkContext._jsc.sc().statusStore().stageList(None)
+            found = [stages.apply(number) for number in range(stages.size())]
+            return sum(stage.numKilledTasks() + stage.numFailedTasks() for stage in found)
+
+        def main():
+            rank = int(os.environ["HOROVOD_RANK"])
+            time.sleep(3 * (rank == 0))  # many times as long as the others
+            return int(os.environ["HOROVOD_SIZE"])
+
+        for np in (4, (2, 4)):
+            print("ranks", HorovodRunner(np=np, gpus_per_rank=0).run(main), "copies", copies())
+
+        def wait(numbers):
+            time.sleep(3 * (0 in numbers))
+
+        session.sparkContext.parallelize(range(4), 4).foreachPartition(wait)
+        print("and of another job:", copies() > 0)
+        """,
+        speculation="true",
+        speculation_interval="50ms",
+        speculation_multiplier="1.1",
+        speculation_quantile="0.1",
+        speculation_minTaskRuntime="50ms",
+    )
+    assert said.count("ranks 4 copies 0") == 2, said
+    assert "and of another job: True" in said
+
+
 def test_no_step_is_lost_when_an_executor_is_decommissioned(
     cluster: StandaloneCluster, tmp_path: Path
 ) -> None:

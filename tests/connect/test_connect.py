@@ -66,6 +66,18 @@ def test_another_thread_finds_the_session(spark: SparkSession, ranks: Ranks) -> 
     assert values == [6]
 
 
+def test_compute_that_cannot_start_ranks_is_told_before_the_launch(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    runner = HorovodRunner(np=1, gpus_per_rank=0)
+    monkeypatch.setenv("DATABRICKS_RUNTIME_VERSION", "16.4")
+    assert runner.run(lambda: 7) == 7
+    assert "standard access mode" in capfd.readouterr().err
+    monkeypatch.setenv("DATABRICKS_ENV_VERSION", "4")
+    with pytest.raises(LaunchError, match=r"serverless compute .* dedicated access mode"):
+        runner.run(print)
+
+
 class Busy:
     """Holds all slots of a cluster with another job."""
 

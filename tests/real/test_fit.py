@@ -92,6 +92,7 @@ def ways() -> dict[str, tuple[Any, dict[str, Any]]]:
 
     by_class = torch.nn.CrossEntropyLoss(weight=torch.tensor([1.0, 3.0, 5.0]))
     return {
+        "made already": (plain(), {}),
         "weights of rows": (plain, {"weight": "w", "schedule": "cosine", "warmup": 3}),
         "weights of classes": (plain, {"loss": by_class, "clip_norm": 0.5}),
         "a sum": (plain, {"loss": torch.nn.CrossEntropyLoss(reduction="sum"), "clip_norm": 1.0}),
@@ -104,6 +105,7 @@ def ways() -> dict[str, tuple[Any, dict[str, Any]]]:
 @pytest.mark.parametrize(
     "way",
     [
+        "made already",
         "weights of rows",
         "weights of classes",
         "a sum",
@@ -150,6 +152,13 @@ def test_it_continues_in_the_middle_of_an_epoch_with_other_ranks(tmp_path: Path)
     np.testing.assert_allclose(weights(resumed), weights(whole), atol=2e-5)
     for name, values in whole.history.items():
         assert resumed.history[name] == pytest.approx(values, abs=1e-4), name
+
+
+def test_the_progress_line_says_how_many_steps_there_are(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    trained(plain, ranks=1, epochs=3, progress=True)
+    assert "epoch 3, step 27/27" in capfd.readouterr().err
 
 
 def test_all_ranks_stop_when_the_metric_improves_no_more(tmp_path: Path) -> None:
@@ -240,7 +249,8 @@ def keras_network() -> Any:
     return keras.Sequential([keras.Input((6,)), *layers])
 
 
-def test_a_keras_network_does_not_depend_on_the_number_of_ranks() -> None:
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+def test_a_keras_network_does_not_depend_on_the_number_of_ranks(backend: str) -> None:
     import keras
 
     options: dict[str, Any] = {
@@ -256,7 +266,8 @@ def test_a_keras_network_does_not_depend_on_the_number_of_ranks() -> None:
         "clip_norm": 1.0,
         "progress": False,
         **WARM,
-        "preload_frameworks": ["keras", "horovod.tensorflow"],
+        "env": {**ALIKE, "KERAS_BACKEND": backend},
+        "preload_frameworks": ["keras", f"horovod.{backend}"],
     }
     alone, together = (fit(keras_network, table(), ranks=n, **options) for n in (1, 2))
     for one, many in zip(alone.model.get_weights(), together.model.get_weights(), strict=True):

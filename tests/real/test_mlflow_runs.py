@@ -20,11 +20,14 @@ pytestmark = [pytest.mark.horovod, pytest.mark.xdist_group("mlflow")]
 
 
 @pytest.fixture
-def mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """MLflow with a folder as its store."""
+def mlflow(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """MLflow with a folder as its store, or with a database."""
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
+    store = (tmp_path / "mlruns").as_uri()
+    if getattr(request, "param", "folder") == "database":
+        store = f"sqlite:///{tmp_path}/mlflow.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
     return pytest.importorskip("mlflow")
 
 
@@ -55,6 +58,7 @@ def log(rank_of: str) -> list[Any]:
     return [run, mlflow.active_run()]
 
 
+@pytest.mark.parametrize("mlflow", ["folder", "database"], indirect=True)
 def test_what_main_logs_goes_to_the_active_run_from_rank_0_alone(mlflow: Any) -> None:
     with mlflow.start_run(run_name="mine") as active:
         mlflow.log_param("rate", 0.1)

@@ -36,6 +36,19 @@ def test_total_steps_is_the_end_of_the_bar_until_a_report_changes_it(
     assert shown == [f"HorovodRunner: {text}" for text in expected]
 
 
+def test_a_line_says_how_long_the_rest_will_take(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = SimpleNamespace(now=1000.0)
+    lines = Progress(width=lambda: 0, line_seconds=0, clock=lambda: clock.now)
+    for seconds, step in ((0, 100), (10, 120), (20, 460)):
+        clock.now = 1000.0 + seconds
+        lines.reports([Report(0, {}, step=step, total_steps=460)])
+    assert capsys.readouterr().err.splitlines() == [
+        "HorovodRunner: step 100/460",
+        "HorovodRunner: step 120/460, 2 steps/s, 0:02:50 left",
+        "HorovodRunner: step 460/460, 18 steps/s",
+    ]
+
+
 def test_what_rank_0_waits_for_is_shown_where_it_is_much(
     lines: Progress, capsys: pytest.CaptureFixture[str]
 ) -> None:
