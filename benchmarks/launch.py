@@ -5,6 +5,7 @@ tasks each run an empty Python, and one whose Pythons import what each of our ra
 take turns in one process, so that a slow phase of the machine slows all of them.
 
     python benchmarks/launch.py [--rounds 5] [--systems ours floor] [--json launch.json]
+    python benchmarks/launch.py --on yarn    # or kubernetes: real ones, as tests/engines has them
 """
 
 from __future__ import annotations
@@ -12,14 +13,18 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
+
+sys.path.append(str(Path(__file__).parents[1]))  # for tests/engines
 
 import report
 
@@ -37,47 +42,50 @@ class Launch(NamedTuple):
     whole_job: float
 
 
-def note_start(folder: str) -> None:
-    """Write the time of the first line into a file for each rank; the job's ``main``.
+Address = tuple[str, int]
+
+
+def tell_start(address: Address) -> None:
+    """Send the time of the first line to the driver; the job's ``main``.
 
     Not as a return value: some of the systems return only rank 0's.
     """
     now = time.time()
-    with open(os.path.join(folder, str(os.getpid())), "w") as file:
-        file.write(repr(now))
+    with socket.create_connection(address) as driver:
+        driver.sendall(repr(now).encode())
 
 
-def run_ours(spark: SparkSession, folder: str) -> None:
+def run_ours(spark: SparkSession, address: Address) -> None:
     """Run the job with this package."""
     from horovod_runner import ClusterConfig, HorovodRunner
 
     HorovodRunner(np=_SIZE, cluster_config=ClusterConfig(spark=spark)).run(
-        note_start, folder=folder
+        tell_start, address=address
     )
 
 
-def run_torch_distributor(spark: SparkSession, folder: str) -> None:
+def run_torch_distributor(spark: SparkSession, address: Address) -> None:
     """Run the job with PySpark's TorchDistributor, in its distributed mode."""
     from pyspark.ml.torch.distributor import TorchDistributor
 
     distributor = TorchDistributor(num_processes=_SIZE, local_mode=False, use_gpu=False)
-    distributor.run(note_start, folder)
+    distributor.run(tell_start, address)
 
 
-def run_horovod_spark(spark: SparkSession, folder: str) -> None:
+def run_horovod_spark(spark: SparkSession, address: Address) -> None:
     """Run the job with horovod.spark.run."""
     import horovod.spark
 
     # By default it uses mpirun if Horovod was built with any MPI.
-    horovod.spark.run(note_start, args=(folder,), num_proc=_SIZE, verbose=0, use_gloo=True)
+    horovod.spark.run(tell_start, args=(address,), num_proc=_SIZE, verbose=0, use_gloo=True)
 
 
-def run_floor(spark: SparkSession, folder: str) -> None:
+def run_floor(spark: SparkSession, address: Address) -> None:
     """Run the floor: a child process in each task of a barrier job, as any such launcher must."""
     _run_children(spark, "pass")
 
 
-def run_floor_with_imports(spark: SparkSession, folder: str) -> None:
+def run_floor_with_imports(spark: SparkSession, address: Address) -> None:
     """Run the floor whose children import what a rank imports before ``main``."""
     _run_children(spark, "import horovod_runner.worker.main, cloudpickle")
 
@@ -92,7 +100,7 @@ def _run_children(spark: SparkSession, program: str) -> None:
     frame.mapInArrow(run_child, frame.schema, barrier=True).collect()
 
 
-System = Callable[["SparkSession", str], None]
+System = Callable[["SparkSession", Address], None]
 SYSTEMS: dict[str, System] = {
     "ours": run_ours,
     "TorchDistributor": run_torch_distributor,
@@ -108,16 +116,23 @@ def measure(system: System, spark: SparkSession) -> Launch:
     Raises:
         RuntimeError: the job ended without an error, but not all ranks ran ``main``.
     """
-    with tempfile.TemporaryDirectory() as folder:
+    has_main = system not in (run_floor, run_floor_with_imports)
+    with socket.create_server(("", 0), backlog=_SIZE) as server:
+        server.settimeout(0)  # what the ranks have sent waits in the backlog
         start = time.time()  # not the monotonic clock: times of other processes are compared
-        system(spark, folder)
+        system(spark, (spark.conf.get("spark.driver.host"), server.getsockname()[1]))
         end = time.time()
-        starts = [float(file.read_text()) for file in Path(folder).iterdir()]
-    if system in (run_floor, run_floor_with_imports):
-        return Launch(None, end - start)
-    if len(starts) != _SIZE:
-        raise RuntimeError(f"{len(starts)} of {_SIZE} ranks ran main")
-    return Launch(max(starts) - start, end - start)
+        try:
+            starts = [_received(server) for _ in range(_SIZE * has_main)]
+        except BlockingIOError:
+            raise RuntimeError(f"not all of {_SIZE} ranks ran main") from None
+    return Launch(max(starts) - start if starts else None, end - start)
+
+
+def _received(server: socket.socket) -> float:
+    connection, _ = server.accept()
+    with connection, connection.makefile() as text:
+        return float(text.read())
 
 
 def measure_all(
@@ -137,7 +152,7 @@ def measure_all(
                 continue
             # Uncounted, so that no system starts with the Python workers that another one left:
             # TorchDistributor's tasks end theirs, and the next job has to start new ones.
-            run_floor(spark, "")
+            run_floor(spark, ("", 0))
             try:
                 launch = measure(SYSTEMS[name], spark)
             except Exception as error:
@@ -209,18 +224,54 @@ def make_session() -> SparkSession:
     return spark
 
 
+@contextmanager
+def session_on(engine: str) -> Iterator[SparkSession]:
+    """A session with two executors of one core each on an engine that is started for it."""
+    if engine == "local":
+        with make_session() as spark:
+            yield spark
+        return
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    from tests.places import classic_session
+
+    with ExitStack() as stack:
+        if engine == "yarn":
+            from tests.engines import hadoop
+            from tests.engines.test_yarn import settings
+
+            running = stack.enter_context(hadoop.running())
+            os.environ.update(running.environment)
+            conf = settings(running)
+        else:
+            from tests.engines.kubernetes.checkout import Checkout
+            from tests.engines.kubernetes.cluster import Cluster
+
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="k8s-")))
+            checkout = Checkout(stack.enter_context(Cluster(folder)))
+            os.environ["KUBECONFIG"] = str(checkout.cluster.kubeconfig)
+            conf = checkout.client_settings()
+        spark = stack.enter_context(classic_session(conf))
+        # Both executors have come before the first turn, of whichever system.
+        from horovod_runner import ClusterConfig, HorovodRunner
+
+        slots = ClusterConfig(spark=spark, slot_timeout=300)
+        HorovodRunner(np=_SIZE, cluster_config=slots).run(int)
+        yield spark
+
+
 def main() -> None:
     """Measure, and print the tables."""
-    parser = argparse.ArgumentParser(description="Launch time on Spark local[2] at np=2.")
+    parser = argparse.ArgumentParser(description="Launch time on Spark at np=2.")
+    parser.add_argument("--on", choices=("local", "yarn", "kubernetes"), default="local")
     parser.add_argument("--rounds", type=int, default=5, help="counted launches of each system")
     parser.add_argument(
         "--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS), help="default: all"
     )
     parser.add_argument("--json", type=Path, help="where to write the raw data")
     options = parser.parse_args()
-    with make_session() as spark:
+    with session_on(options.on) as spark:
         launches, failures = measure_all(spark, options.systems, options.rounds)
-    print(f"\n{report.machine()}; medians of {options.rounds} warm launches\n")
+    print(f"\n{report.machine()}; {options.on}; medians of {options.rounds} warm launches\n")
     print(seconds_table(launches, failures))
     print()
     print(ratio_table(launches, failures))

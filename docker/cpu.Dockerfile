@@ -98,7 +98,7 @@ RUN mkdir --parents /usr/share/man/man1 \
     && chmod 775 /home/spark
 
 COPY --from=build /opt/venv /opt/venv
-COPY docker/entrypoint.sh docker/gpu_addresses.sh /opt/
+COPY docker/entrypoint.sh docker/decom.sh docker/gpu_addresses.sh /opt/
 ENV PATH=/opt/venv/bin:$PATH \
     JAVA_HOME=/opt/java \
     SPARK_HOME=/opt/spark \

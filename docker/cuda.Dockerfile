@@ -101,7 +101,7 @@ RUN mkdir --parents /usr/share/man/man1 \
     && chmod 775 /home/spark
 
 COPY --from=build /opt/venv /opt/venv
-COPY docker/entrypoint.sh docker/gpu_addresses.sh /opt/
+COPY docker/entrypoint.sh docker/decom.sh docker/gpu_addresses.sh /opt/
 # Which GPUs it sees is said by `--gpus` or by Kubernetes: "all" here would be all of a host's to a
 # pod that asked for none.
 ENV PATH=/opt/venv/bin:$PATH \

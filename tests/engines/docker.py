@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.engines import EngineError
 from tests.engines.versions import DOCKER_COMPOSE
 
 ROOT = Path(__file__).parents[2]
@@ -46,10 +47,6 @@ RUN python -m venv /venv && /venv/bin/pip install --no-cache-dir --target /packa
     && for file in lib/*.so.*; do ln -s "${{file#lib/}}" "${{file%%.so.*}}.so" || true; done
 """
 _COMPOSE_MODULE = "github.com/docker/compose/v2"
-
-
-class EngineError(Exception):
-    """The engine cannot be had or has failed; the text says in one line what is missing."""
 
 
 @dataclass(frozen=True)

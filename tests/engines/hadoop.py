@@ -28,6 +28,7 @@ from xml.etree import ElementTree
 
 import psutil
 
+from tests.engines import EngineError
 from tests.engines.versions import HADOOP
 
 ROOT = Path(__file__).parents[2]
@@ -55,10 +56,6 @@ log4j.appender.console.target=System.err
 log4j.appender.console.layout=org.apache.log4j.PatternLayout
 log4j.appender.console.layout.ConversionPattern=%d{HH:mm:ss} %p %c{2}: %m%n
 """
-
-
-class EngineError(Exception):
-    """The engine cannot be had or has failed; the text says in one line what is missing."""
 
 
 class Daemon:

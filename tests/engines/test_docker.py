@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.engines import EngineError
 from tests.engines import docker as engine
 from tests.engines.docker import COMPOSE, IMAGE, Docker
 
@@ -29,7 +30,7 @@ def docker() -> Iterator[Docker]:
         with engine.running() as docker:
             engine.digits_image(docker)
             yield docker
-    except engine.EngineError as error:
+    except EngineError as error:
         pytest.exit(str(error), returncode=1)
 
 
@@ -182,7 +183,5 @@ def test_the_image_is_for_cpus_or_the_build_says_which_index_to_name(docker: Doc
         size = int(docker("image", "inspect", "--format={{.Size}}", IMAGE).stdout)
         assert size <= 2_250_000_000  # two tenths are scikit-learn and SciPy, for the digits
     else:
-        with pytest.raises(
-            engine.EngineError, match=f"--build-arg TORCH_INDEX={engine.TORCH_INDEX}"
-        ):
+        with pytest.raises(EngineError, match=f"--build-arg TORCH_INDEX={engine.TORCH_INDEX}"):
             docker.build("cpu.Dockerfile", "horovod-runner:refused", {"TORCH_INDEX": ""})

@@ -188,6 +188,18 @@ def test_an_elastic_run_under_dynamic_allocation_outlives_a_deleted_pod(
     assert re.search(r"ranks: from 2 to 2 in [2-4] attempts", last)
 
 
+def test_no_step_is_lost_when_a_pod_is_evicted_from_an_executor_that_is_told(
+    checkout: Checkout, tmp_path: Path
+) -> None:
+    settings = {"spark.decommission.enabled": "true"}
+    with client_mode(checkout, tmp_path, PROGRAMS, "grow", **settings) as driver:
+        pods = [line.split()[-1] for line in lines_with(driver, "up ", 2)]
+        checkout.evict(pods[-1])
+        lines_with(driver, "is being decommissioned", 1)
+        (last,) = lines_with(driver, "ranks: from", 1)
+    assert re.search(r"ranks: from 2 to 2 in [2-4] attempts", last)
+
+
 def test_pods_that_no_node_takes_are_named_with_kubernetes_reason(
     checkout: Checkout, tmp_path: Path
 ) -> None:

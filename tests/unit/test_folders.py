@@ -10,7 +10,6 @@ import pytest
 
 from horovod_runner.host.folders.local import LocalFolder
 from horovod_runner.host.folders.problems import describe
-from horovod_runner.host.folders.remote import RemoteFolder
 
 
 @pytest.mark.parametrize(
@@ -55,33 +54,3 @@ def test_a_file_is_moved_in_from_another_disk(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["file"]
     assert (tmp_path / "file").read_bytes() == b"state"
     assert not memory.exists()
-
-
-def test_a_filesystem_of_arrow_works_as_hdfs_does(tmp_path: Path) -> None:
-    """HDFS is reached by fsspec's wrapper of Arrow's filesystems; here it wraps the local one."""
-    fsspec = pytest.importorskip("fsspec")
-    arrow = pytest.importorskip("fsspec.implementations.arrow")
-    local = pytest.importorskip("pyarrow.fs").LocalFileSystem()
-
-    class Wrapped(arrow.ArrowFSWrapper):  # type: ignore[misc,name-defined]
-        protocol = "arrowlocal"
-
-        def __init__(self, **options: object) -> None:
-            super().__init__(local, **options)
-
-    fsspec.register_implementation("arrowlocal", Wrapped, clobber=True)
-    folder = RemoteFolder(f"arrowlocal://{tmp_path}/new/folder")
-    assert folder.names() == []
-    assert folder.size("file") is None
-    part = tmp_path / "part"
-    part.write_bytes(b"state")
-    folder.move_in(part, "file")
-    folder.write("file.json", b"{}")
-    folder.write("file.json", b"[]")
-    assert sorted(folder.names()) == ["file", "file.json"]
-    assert (folder.size("file"), folder.read("file.json")) == (5, b"[]")
-    folder.copy_out("file", part)
-    assert part.read_bytes() == b"state"
-    folder.remove("file")
-    folder.remove("file")
-    assert folder.names() == ["file.json"]

@@ -6,7 +6,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.engines.kubernetes.build import EngineMissing
+from tests.engines import EngineError
 from tests.engines.kubernetes.cluster import Cluster
 
 
@@ -23,5 +23,5 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except EngineMissing as missing:
+    except EngineError as missing:
         sys.exit(str(missing))

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.engines import EngineError
 from tests.engines.versions import KUBERNETES
 
 CACHE = Path.home() / ".cache" / "horovod_runner" / "engines"
@@ -53,18 +54,14 @@ func main() {
 """
 
 
-class EngineMissing(Exception):  # noqa: N818
-    """Says in one line what the cluster lacks on this machine."""
-
-
 def binaries() -> Path:
     """The folder of the binaries. Builds them if this version is not cached.
 
     Raises:
-        EngineMissing: the cluster cannot be had on this machine.
+        EngineError: the cluster cannot be had on this machine.
     """
     if os.geteuid():
-        raise EngineMissing("Kubernetes: only root may start containers and network namespaces")
+        raise EngineError("Kubernetes: only root may start containers and network namespaces")
     _install()
     folder = CACHE / f"kubernetes-{KUBERNETES}"
     (folder / "bin").mkdir(parents=True, exist_ok=True)
@@ -88,13 +85,13 @@ def _install() -> None:
         shutil.which("apt-get") is None
         or subprocess.run([script, *packages], check=False).returncode
     ):
-        raise EngineMissing(f"Kubernetes: install the Debian packages {' '.join(sorted(packages))}")
+        raise EngineError(f"Kubernetes: install the Debian packages {' '.join(sorted(packages))}")
 
 
 def _build(folder: Path, programs: list[str]) -> None:
     go = shutil.which("go") or "/usr/local/go/bin/go"
     if not Path(go).exists():
-        raise EngineMissing("Kubernetes: building its binaries needs Go 1.24 or later (go.dev/dl)")
+        raise EngineError("Kubernetes: building its binaries needs Go 1.24 or later (go.dev/dl)")
     print(f"building {', '.join(programs)} {KUBERNETES}: minutes, once", flush=True)
     source = folder / "source"
     source.mkdir(exist_ok=True)
@@ -140,12 +137,12 @@ def _go(command: list[str], folder: Path) -> str:
         check=False,
     )
     if done.returncode:
-        raise EngineMissing(f"Kubernetes: {' '.join(command)} failed: {done.stderr[-1000:]}")
+        raise EngineError(f"Kubernetes: {' '.join(command)} failed: {done.stderr[-1000:]}")
     return done.stdout
 
 
 if __name__ == "__main__":
     try:
         print(binaries())
-    except EngineMissing as missing:
+    except EngineError as missing:
         sys.exit(str(missing))

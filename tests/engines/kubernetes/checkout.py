@@ -147,7 +147,8 @@ class Checkout:
         (root / "tmp").mkdir()
         (root / "tmp").chmod(0o1777)
         (root / "opt").mkdir()
-        shutil.copy(ROOT / "docker" / "entrypoint.sh", root / "opt")
+        for script in ("entrypoint.sh", "decom.sh"):
+            shutil.copy(ROOT / "docker" / script, root / "opt")
         (root / "etc").mkdir()
         for pattern in _ETC:
             for found in Path("/etc").glob(pattern):
