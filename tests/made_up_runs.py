@@ -6,8 +6,10 @@ import math
 import random
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from horovod_runner.common.slots import RankInfo
+from horovod_runner.results import saved_run
 from horovod_runner.results.run import Attempt, Line, Run, Status, Timings
 from horovod_runner.results.run_log import RunLog
 from horovod_runner.wire.events import AttemptBegan, Notice, Output, RanksPlaced, Report, RunEnded
@@ -143,3 +145,11 @@ def window(rank: int, second: int, waiting: float) -> Profile:
         arrivals=[(second * STEPS + n, waits, 1_000_000 - n * 1000) for n in range(1, STEPS + 1)],
         cpu=1.5,
     )
+
+
+def keep(run: Run, most_runs: int = 50) -> Path:
+    """Write the record of a run as it is now, as a run itself does."""
+    path = saved_run.new_path(run.run_id, most_runs)
+    assert path is not None
+    RunLog(run, path).close()
+    return path

@@ -28,7 +28,7 @@ from horovod_runner.data.feed.options import (
 from horovod_runner.data.feed.order import Order, PerRankOrder, rows_of_rank
 from horovod_runner.data.feed.part import Part, check_validation, divide
 from horovod_runner.data.pack.columns import Array
-from horovod_runner.data.pack.store import Store
+from horovod_runner.data.pack.store import PackedStore
 from horovod_runner.data.place import place, run_folder
 from horovod_runner.data.read.decoded import Decoded
 from horovod_runner.data.read.readers import Deferred, Reader, name_in_errors
@@ -330,7 +330,7 @@ class Shard:
             self._resolved = reader
         return self._resolved
 
-    def _packed(self, options: FeedOptions) -> tuple[Store, list[Field]]:
+    def _packed(self, options: FeedOptions) -> tuple[PackedStore, list[Field]]:
         """Pack what a user asked for on this host, unless it is packed already."""
         if not self.rows:
             raise DataError(f"{self._name} has no rows: check its filter or query")

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from horovod_runner.data.pack.columns import Column
 from horovod_runner.data.pack.layout import Layout, fingerprint_of
-from horovod_runner.data.pack.store import Store
+from horovod_runner.data.pack.store import PackedStore
 from horovod_runner.data.place import run_folder
 from horovod_runner.data.read.readers import Reader
 from horovod_runner.worker.api import log_to_driver
@@ -28,7 +28,7 @@ class Stores:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._made: dict[tuple[tuple[str, ...], str], Store] = {}
+        self._made: dict[tuple[tuple[str, ...], str], PackedStore] = {}
 
     def of(
         self,
@@ -37,7 +37,7 @@ class Stores:
         columns: list[Column],
         images: str,
         rank: int | None,
-    ) -> Store:
+    ) -> PackedStore:
         """The packed dataset with some columns, packed by the ranks that ask for it first.
 
         Args:
@@ -52,7 +52,7 @@ class Stores:
                 return store
         layout = Layout(columns, reader.units, reader.fingerprint)
         name = fingerprint_of(repr((layout.fingerprint, layout.columns, rank, images)))
-        store = Store.create(run_folder() / name, layout)
+        store = PackedStore.create(run_folder() / name, layout)
         with clock.timing("data"), clock.stage("pack"):
             store.fill(lambda unit: reader.chunks(unit, layout), self._report_progress())
         pa.default_memory_pool().release_unused()  # batches need none of it

@@ -67,14 +67,6 @@ def new_path(run_id: str, most_runs: int = _KEPT_RUNS) -> Path | None:
     return None
 
 
-def keep(run: Run, most_runs: int = _KEPT_RUNS) -> Path | None:
-    """Write a run as it is now; see :func:`new_path`."""
-    path = new_path(run.run_id, most_runs)
-    if path is not None:
-        run_log.RunLog(run, path).close()
-    return path
-
-
 def kept() -> list[Path]:
     """The records of this user's runs, the latest first."""
     found = []

@@ -123,7 +123,7 @@ class _CallPickler(_Pickler):
         return super().reducer_override(obj)
 
 
-class _Finder(_CallPickler):
+class _UnpicklableFinder(_CallPickler):
     """Writes nothing, and finds what is defined in ``__main__``.
 
     Attributes:
@@ -172,7 +172,7 @@ def pickle_call(
     """
     file = io.BytesIO()
     with by_value(ship_modules):
-        finder = _Finder(main)
+        finder = _UnpicklableFinder(main)
         finder.dump((main, kwargs))
         pickler = _CallPickler(file, main)
         pickler.dump((finder.defined, main if isinstance(main, Script) else None))

@@ -55,7 +55,7 @@ class FanOut:
 
     def begin(self, run: Run) -> None:
         """The run begins."""
-        self._pass_on(_Call("begin", (run,)))
+        self._pass_on(_SinkCall("begin", (run,)))
 
     def tell(self, event: Event) -> None:
         """Pass on an event."""
@@ -66,7 +66,7 @@ class FanOut:
             event = Notice(without_password(event.text))
         self._log.add([event])
         if (call := call_for(event)) is not None:
-            self._pass_on(_Call(*call, event.kept))
+            self._pass_on(_SinkCall(*call, event.kept))
 
     def reports(self, reports: Sequence[Report]) -> None:
         """Pass on several reports of one rank."""
@@ -75,7 +75,7 @@ class FanOut:
             sink.reports(reports)
         for thread in self._threads:
             for report in reports:
-                thread.put(_Call("report", (report,), report.kept))
+                thread.put(_SinkCall("report", (report,), report.kept))
 
     def notice(self, text: str) -> None:
         """Tell the user something."""
@@ -89,9 +89,9 @@ class FanOut:
 
     def end(self, run: Run) -> None:
         """The run has ended."""
-        self._pass_on(_Call("end", (run,)))
+        self._pass_on(_SinkCall("end", (run,)))
 
-    def _pass_on(self, call: _Call) -> None:
+    def _pass_on(self, call: _SinkCall) -> None:
         for sink in self._direct:
             call.make(sink)
         for thread in self._threads:
@@ -106,7 +106,7 @@ class FanOut:
             thread.wait(deadline, self._limits)
 
 
-class _Call(NamedTuple):
+class _SinkCall(NamedTuple):
     """A call of a sink's method.
 
     Attributes:
@@ -158,7 +158,7 @@ class _SinkThread:
         self._sink = sink
         self._name = type(sink).__name__
         self._notice = notice
-        self._calls: deque[_Call] = deque()
+        self._calls: deque[_SinkCall] = deque()
         self._changed = threading.Condition()
         self._bytes = 0  # in the queue, roughly
         self._closed = False
@@ -168,12 +168,12 @@ class _SinkThread:
             target=self._work, name=f"horovod_runner-sink-{self._name}", daemon=True
         )
         try:
-            _Call("prepare", ()).make(sink)
+            _SinkCall("prepare", ()).make(sink)
         except Exception as error:
             self._give_up("prepare", error)
         self._thread.start()
 
-    def put(self, call: _Call) -> None:
+    def put(self, call: _SinkCall) -> None:
         if call.is_measured and not self._hears(call.method):
             return  # there may be thousands in a second
         with self._changed:
@@ -202,7 +202,7 @@ class _SinkThread:
                         return
                     if not self._changed.wait(None if idle_called else _IDLE_SECONDS):
                         break
-                call = self._calls.popleft() if self._calls else _Call("idle", ())
+                call = self._calls.popleft() if self._calls else _SinkCall("idle", ())
                 self._bytes -= call.bytes
             idle_called = call.method in ("idle", "end")
             try:

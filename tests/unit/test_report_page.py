@@ -36,7 +36,7 @@ from horovod_runner.results.run_log import RunLog
 from horovod_runner.tools.commands import cli
 from horovod_runner.wire.events import AttemptBegan, Notice, Report
 from horovod_runner.wire.measurements import UNKNOWN, Profile
-from tests.made_up_runs import made_up_run
+from tests.made_up_runs import keep, made_up_run
 
 ALL = (
     *("verdict", "metrics", "ranks", "stragglers", "time", "hosts", "lines", "failures"),
@@ -201,9 +201,8 @@ def test_without_matplotlib_the_page_has_all_but_charts_and_says_so(tmp_path: Pa
 import sys
 sys.modules["matplotlib"] = None
 from horovod_runner.tools.commands import cli
-from horovod_runner.results import saved_run
-from tests.made_up_runs import made_up_run
-saved_run.keep(made_up_run(4, 20, slow_rank=1))
+from tests.made_up_runs import keep, made_up_run
+keep(made_up_run(4, 20, slow_rank=1))
 sys.exit(cli.main(["report", "-o", sys.argv[1]]))
 """
     path = tmp_path / "run.html"
@@ -349,7 +348,7 @@ def entry(run_id: str, pid: int, created: float, host: str | None = None) -> Non
 
 def test_a_record_without_a_driver_is_lost() -> None:
     run = Run("1234abcd", 1, warnings=["1 checkpoint is missing"])
-    saved_run.keep(run)
+    keep(run)
     loaded = saved_run.load_run("1234")
     assert "1 checkpoint is missing" in page(loaded)
     assert registry.status_now(run) == "running"  # of this process
@@ -364,21 +363,21 @@ def test_a_record_without_a_driver_is_lost() -> None:
         entry(run.run_id, *driver)
         assert registry.status_now(loaded) == status
     run.status = "failed"
-    saved_run.keep(run)
+    keep(run)
     assert registry.status_now(saved_run.load_run("1234")) == "failed"
 
 
 def test_the_record_that_is_written_last_is_the_latest_though_the_clock_was_set_back() -> None:
     first, second = (Run(f"{number}234abcd", 1) for number in (1, 2))
-    saved_run.keep(first)
+    keep(first)
     (path,) = saved_run.kept()
     later = path.stat().st_mtime + 3600
     os.utime(path, (later, later))
-    saved_run.keep(second)
+    keep(second)
     assert saved_run.load_run().run_id == second.run_id
-    saved_run.keep(first)
+    keep(first)
     assert saved_run.load_run().run_id == first.run_id
-    saved_run.keep(second, most_runs=1)
+    keep(second, most_runs=1)
     assert [path.stem for path in saved_run.kept()] == [second.run_id]
 
 
@@ -419,8 +418,8 @@ def test_the_command_writes_and_lists_pages(
     said = capsys.readouterr()
     assert said.out == "no runs\n"
     assert "there is no run in" in said.err
-    saved_run.keep(made_up_run(2, 2))
-    saved_run.keep(made_up_run(3, 2, status="failed"))
+    keep(made_up_run(2, 2))
+    keep(made_up_run(3, 2, status="failed"))
     monkeypatch.chdir(tmp_path)
     assert cli.main(["report", "--list"]) == 0
     head, first, second = capsys.readouterr().out.splitlines()

@@ -35,7 +35,7 @@ from horovod_runner.tools.commands import cli
 from horovod_runner.tools.commands.top import Seen, Watch
 from horovod_runner.tools.commands.top_view import Detail, Overview
 from horovod_runner.wire.events import Report
-from tests.made_up_runs import run_under_way
+from tests.made_up_runs import keep, run_under_way
 
 
 def drawn(picture: RenderableType, width: int, encoding: str = "utf-8") -> list[str]:
@@ -162,7 +162,7 @@ def test_a_driver_that_does_not_answer_is_shown_as_such() -> None:
         watch = watching(once_seconds=0.0)
         watch.ask()
         run.run_id = "1a2b"
-        path = saved_run.keep(run)
+        path = keep(run)
         (found,) = watch.once()
         assert found.live is not None
         watch.ask()
@@ -178,7 +178,7 @@ def test_a_driver_that_does_not_answer_is_shown_as_such() -> None:
 def test_a_driver_answers_while_the_clock_is_set(hours: int) -> None:
     run = run_under_way(2)
     run.run_id = "1a2b"
-    path = saved_run.keep(run)
+    path = keep(run)
     assert path is not None
     with listed():
         watch = watching()
@@ -290,7 +290,7 @@ def test_the_end_of_the_one_run_is_told() -> None:
     assert watch.ended == "run 1a2b has ended"
     run.run_id, run.status = "1a2b", "failed"
     run.attempts[-1].error = "ValueError: no good"
-    saved_run.keep(run)
+    keep(run)
     assert watch.ended == "run 1a2b has failed: ValueError: no good"
 
 

@@ -21,6 +21,7 @@ from horovod_runner.wire.events import Notice, RanksPlaced, Report, Untraced
 from horovod_runner.wire.measurements import Machine, Profile
 from horovod_runner.wire.messages import FilePart
 from tests import traces
+from tests.made_up_runs import keep
 
 BEGAN = 1_700_000_000.0
 AHEAD = 2.5  # seconds by which the clock of rank 1's host is ahead
@@ -348,9 +349,9 @@ def test_traces_are_deleted_with_their_record(records: Path) -> None:
         arrived.part(FilePart(0, "torch.json.gz", 0, b"x"))
         arrived.part(FilePart(0, "torch.json.gz", 1, b""))
     os.utime(records / f"{left}-rank-0.torch.json.gz", (1, 1))  # its driver was killed long ago
-    saved_run.keep(Run(old, 1), most_runs=1)
+    keep(Run(old, 1), most_runs=1)
     os.utime(records / f"{old}.run", (1, 1))
-    saved_run.keep(Run(new, 1), most_runs=1)
+    keep(Run(new, 1), most_runs=1)
     assert {path.name for path in records.iterdir()} == {
         f"{new}.run",
         f"{new}-rank-0.torch.json.gz",

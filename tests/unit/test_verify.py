@@ -27,7 +27,7 @@ from horovod_runner.results.run import Run
 from horovod_runner.tools.commands import cli
 from horovod_runner.tools.horovod_build.toolchain import Framework, Horovod
 from horovod_runner.tools.verify import machine, registry, report, session
-from horovod_runner.tools.verify.check import Needs, Reading, VerifyCase, VerifyCheck, missing
+from horovod_runner.tools.verify.check import Needs, VerifyCase, VerifyCheck, VerifyReading, missing
 from horovod_runner.tools.verify.checks import (
     bandwidth,
     build,
@@ -42,12 +42,13 @@ from horovod_runner.tools.verify.checks import (
 from horovod_runner.tools.verify.checks.build import Reduced
 from horovod_runner.tools.verify.checks.failures import FailedRun
 from horovod_runner.tools.verify.checks.feed import Fed
-from horovod_runner.tools.verify.checks.keras_training import Fitted
+from horovod_runner.tools.verify.checks.keras_training import KerasFit
 from horovod_runner.tools.verify.checks.placement import Device, Expected
 from horovod_runner.tools.verify.checks.sharded import Sharded
 from horovod_runner.tools.verify.checks.training import TrainedRank
 from horovod_runner.tools.verify.machine import Gpu, ThisMachine
 from horovod_runner.wire.measurements import Machine as Measured
+from tests.made_up_runs import keep
 from tests.unit import verify_checks
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -62,7 +63,7 @@ CPU_TORCH = replace(TORCH, version="2.13.0+cpu", cuda=None, horovod=Horovod("0.2
 NO_GPU = ThisMachine((), (CPU_TORCH,), (), "", "laptop", 2)
 
 
-def verdicts(readings: Sequence[Reading]) -> list[bool | None]:
+def verdicts(readings: Sequence[VerifyReading]) -> list[bool | None]:
     return [reading.ok for reading in readings]
 
 
@@ -364,14 +365,14 @@ def test_the_gpus_of_all_ranks_have_to_be_measured() -> None:
     assert verdicts(profile.read_machines({}, 2, measured=False)) == [None]
 
 
-FITTED = Fitted("torch", "GPU", [1.0, 0.5, 0.1], [0.5, -0.25])
+FITTED = KerasFit("torch", "GPU", [1.0, 0.5, 0.1], [0.5, -0.25])
 SHARDED = Sharded("cuda", 50, 100, [1.0, 0.5], [1.0, 0.5002])
 KERNEL, OPERATION = '{"ph": "X", "cat": "kernel"}', '{"ph": "X", "cat": "cpu_op"}'
 SIZE = feed.FeedSize(64, 48, 16)
 ON_CPUS = [fed(rank, devices={"cpu"}, copies={}) for rank in range(2)]
 
 
-def fits(change: dict[str, Any]) -> list[Reading]:
+def fits(change: dict[str, Any]) -> list[VerifyReading]:
     """Two ranks, of which the second has other weights if these are changed."""
     second = FITTED if "weights" in change else FITTED._replace(**change)
     return keras_training.read_fits([FITTED._replace(**change), second], "torch", "GPU")
@@ -482,7 +483,7 @@ def test_the_runs_of_a_check_are_not_listed_among_the_users(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    saved_run.keep(Run("users", 1))
+    keep(Run("users", 1))
     (result,) = run(verify_checks.recording)
     assert verdicts(result.readings) == [True]
     assert [state.run_id for _, state in saved_run.summaries()] == ["users"]
@@ -551,7 +552,7 @@ GOOD = session.CheckResult(
     "Each rank gets one GPU.",
     "howto/gpu.md#which-gpu-a-rank-gets",
     "passed",
-    (Reading("current device", "0, 1", "0, 1", True), Reading("note", "an idle GPU")),
+    (VerifyReading("current device", "0, 1", "0, 1", True), VerifyReading("note", "an idle GPU")),
     seconds=4.2,
 )
 BAD = session.CheckResult(
@@ -559,7 +560,7 @@ BAD = session.CheckResult(
     "Batches arrive in time.",
     "howto/gpu.md",
     "failed",
-    (Reading("ratio", "0.50 (20 ms; 10 ms)", "at least 0.8", False),),
+    (VerifyReading("ratio", "0.50 (20 ms; 10 ms)", "at least 0.8", False),),
     "it was ended because it took longer than 120 s",
     120.0,
     "<script>document.title='run'</script>",

@@ -1,6 +1,6 @@
 """Feed: the batches of one rank, prepared ahead in threads.
 
-    Order --row numbers--> Store --rows--> Fields --values--> [queue] --batches--> main
+    Order --row numbers--> PackedStore --rows--> Fields --values--> [queue] --batches--> main
 
 The queue holds chunks of many batches: handing over each small batch by itself would take longer
 than gathering it.
@@ -25,7 +25,7 @@ from horovod_runner.data.feed.part import Part
 from horovod_runner.data.feed.read_ahead import ReadAhead
 from horovod_runner.data.pack.buffers import Buffers
 from horovod_runner.data.pack.columns import Array, Rows
-from horovod_runner.data.pack.store import Store
+from horovod_runner.data.pack.store import PackedStore
 from horovod_runner.errors import DataError
 from horovod_runner.worker.profiling.clock import cells, clock
 
@@ -55,7 +55,7 @@ class Plan:
     """
 
     options: FeedOptions
-    store: Store
+    store: PackedStore
     order: Order | PerRankOrder
     place: tuple[int, int]
     fields: list[Field]

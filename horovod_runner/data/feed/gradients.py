@@ -25,7 +25,7 @@ from horovod_runner.errors import DataError
 
 
 @dataclass
-class _Loop:
+class _FeedLoop:
     """An iteration over a feed."""
 
     feed: WeightedFeed
@@ -37,7 +37,7 @@ class _Loop:
 class _Batch:
     """A batch for training."""
 
-    loop: _Loop
+    loop: _FeedLoop
     weight: float
     tensors: list[weakref.ref[torch.Tensor]]
 
@@ -56,11 +56,11 @@ class _Drawn:
 
     def __init__(self) -> None:
         self._batches: deque[_Batch] = deque()
-        self._loops: list[_Loop] = []
+        self._loops: list[_FeedLoop] = []
         self._used_in: int | None = None  # the thread of a backward since the last draw
         self._lock = threading.Lock()  # another thread may draw
 
-    def add(self, loop: _Loop, batch: Any) -> None:
+    def add(self, loop: _FeedLoop, batch: Any) -> None:
         """Note that a loop gives a batch."""
         tensors = [weakref.ref(tensor) for tensor in tensors_of(batch)]
         with self._lock:
@@ -72,7 +72,7 @@ class _Drawn:
                 self._batches.popleft()
             self._batches.append(_Batch(loop, loop.feed.weight, tensors))
 
-    def end(self, loop: _Loop, *, left: bool) -> None:
+    def end(self, loop: _FeedLoop, *, left: bool) -> None:
         """Note that a loop has ended, or was left before.
 
         If it has ended, batches that were drawn ahead are still to come. Without any backward it
@@ -130,7 +130,7 @@ class WeightedFeed(Feed[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         _wrap_backward()
-        loop, is_left = _Loop(self), True
+        loop, is_left = _FeedLoop(self), True
         try:
             for batch in super().__iter__():
                 if torch.is_grad_enabled():

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from horovod_runner.data.pack.columns import Array
-from horovod_runner.data.pack.store import MatrixFile, Store
+from horovod_runner.data.pack.store import MatrixFile, PackedStore
 from horovod_runner.host.control_groups import memory_for_files
 
 _LARGE_BYTES = 1 << 17  # Linux's default readahead
@@ -57,7 +57,7 @@ class ReadAhead:
             self._matrices.append(_Matrix(path, row_bytes, requested))
 
     @classmethod
-    def of(cls, store: Store, names: Sequence[str]) -> ReadAhead | None:
+    def of(cls, store: PackedStore, names: Sequence[str]) -> ReadAhead | None:
         """Readahead for some columns; None if the system has no posix_fadvise."""
         if sys.platform != "linux":
             return None

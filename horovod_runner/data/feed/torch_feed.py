@@ -15,7 +15,7 @@ from horovod_runner.data.feed.feed import Feed, dicts_of
 from horovod_runner.data.feed.fields import Field
 from horovod_runner.data.feed.options import FeedOptions
 from horovod_runner.data.pack.columns import Array
-from horovod_runner.data.pack.store import Store
+from horovod_runner.data.pack.store import PackedStore
 
 
 class RowDataset(Dataset[Any]):  # type: ignore[misc]
@@ -34,7 +34,7 @@ class RowDataset(Dataset[Any]):  # type: ignore[misc]
 
     def __init__(
         self,
-        store: Store,
+        store: PackedStore,
         fields: Sequence[Field],
         rows: Array,
         options: FeedOptions,

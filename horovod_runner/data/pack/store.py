@@ -1,8 +1,8 @@
-"""Store: a packed dataset on local disk, in memory-mapped matrices from which rows are gathered.
+"""PackedStore: a packed dataset on local disk, in memory-mapped matrices.
 
-`layout` says which files there are. All matrices are allocated before any row is written, so a
-disk that is too small is noticed at once. The processes that need the dataset pack it together, one
-unit at a time.
+Rows are gathered from it. `layout` says which files there are. All matrices are allocated before
+any row is written, so a disk that is too small is noticed at once. The processes that need the
+dataset pack it together, one unit at a time.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class MatrixFile(NamedTuple):
     row_bytes: int
 
 
-class Store:
+class PackedStore:
     """A packed dataset in one folder.
 
     Args:
@@ -68,7 +68,7 @@ class Store:
         self.open()
 
     @classmethod
-    def create(cls, folder: Path, layout: Layout) -> Store:
+    def create(cls, folder: Path, layout: Layout) -> PackedStore:
         """Allocate a store, or use the one that another process has allocated there.
 
         Raises:

@@ -16,7 +16,7 @@ from horovod_runner.data.pack import arrow_rows
 from horovod_runner.data.pack import columns as column_types
 from horovod_runner.data.pack.columns import Column, Columns, Rows
 from horovod_runner.data.pack.layout import Chunk, Layout, pack
-from horovod_runner.data.pack.store import Store
+from horovod_runner.data.pack.store import PackedStore
 from horovod_runner.errors import DataError
 
 #: File in a piece's store with the columns that are kept as they came.
@@ -203,7 +203,7 @@ class Pieces:
 
     def chunks(self, unit: int, layout: Layout) -> Iterator[Chunk]:
         """Yield the rows of a store, packed again if the layout has other columns."""
-        store = Store(self.folder / self.names[unit])
+        store = PackedStore(self.folder / self.names[unit])
         store.open()
         packed = {column.name for column in store.layout.columns}
         raw = pa.Table.from_batches(self._raw(unit)) if self._has_raw(unit) else None

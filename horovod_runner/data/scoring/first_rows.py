@@ -11,7 +11,7 @@ import pyarrow as pa
 from horovod_runner.data.read.staging import head
 from horovod_runner.data.scoring.inputs import Inputs
 from horovod_runner.data.scoring.models.kind import Call
-from horovod_runner.data.scoring.outputs import Output, OutputType, named
+from horovod_runner.data.scoring.outputs import OutputColumn, OutputType, named
 from horovod_runner.data.scoring.scorer import OnError, compute
 from horovod_runner.errors import DataError, PredictionError
 
@@ -24,10 +24,10 @@ _ROWS: Final = 4
 def try_first_rows(
     dataframe: DataFrame,
     inputs: Inputs,
-    outputs: Sequence[Output],
+    outputs: Sequence[OutputColumn],
     call: Call,
     on_error: OnError,
-) -> tuple[Inputs, tuple[Output, ...]]:
+) -> tuple[Inputs, tuple[OutputColumn, ...]]:
     """Decide the types of inputs and outputs by the first rows, in this process.
 
     If the columns' types alone decide what the model gets, it is tried on zeros first, which takes
@@ -61,7 +61,7 @@ def try_first_rows(
     return inputs, tuple(typed)
 
 
-def _by_types(inputs: Inputs, outputs: Sequence[Output], call: Call) -> dict[str, Any] | None:
+def _by_types(inputs: Inputs, outputs: Sequence[OutputColumn], call: Call) -> dict[str, Any] | None:
     """What the model returns for zeros; None if they say nothing: rows have to decide."""
     zeros = inputs.zeros(_ROWS) if inputs.settled else None
     if zeros is None:

@@ -17,7 +17,13 @@ from horovod_runner.data.pack.nested import column_at
 from horovod_runner.data.scoring import model_file
 from horovod_runner.data.scoring.inputs import Inputs
 from horovod_runner.data.scoring.models.kind import Call, ModelKind
-from horovod_runner.data.scoring.outputs import Output, OutputSpec, OutputType, named, parse_outputs
+from horovod_runner.data.scoring.outputs import (
+    OutputColumn,
+    OutputSpec,
+    OutputType,
+    named,
+    parse_outputs,
+)
 from horovod_runner.data.scoring.scorer import compute
 from horovod_runner.errors import SerializationError
 
@@ -37,7 +43,7 @@ class ColumnsModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
         outputs: the columns that it returns, with their types.
     """
 
-    def __init__(self, kind: ModelKind, inputs: Inputs, outputs: Sequence[Output]) -> None:
+    def __init__(self, kind: ModelKind, inputs: Inputs, outputs: Sequence[OutputColumn]) -> None:
         self._kind = kind
         self._inputs = inputs
         self._outputs = tuple(outputs)
@@ -108,7 +114,7 @@ def log_model(
     call = kind.load(path, "cpu")
     values = named(compute(call, inputs, inputs.arrays(batch)), outputs, batch.num_rows)
     outputs = tuple(
-        Output(each.name, each.type or OutputType.of(values[each.name])) for each in outputs
+        OutputColumn(each.name, each.type or OutputType.of(values[each.name])) for each in outputs
     )
     columns_model = ColumnsModel(kind, inputs, outputs)
     frame = batch.to_pandas()

@@ -154,7 +154,7 @@ class OutputType:
 
 
 @dataclass(frozen=True)
-class Output:
+class OutputColumn:
     """One output column.
 
     Attributes:
@@ -166,7 +166,7 @@ class Output:
     type: OutputType | None = None
 
 
-def parse_outputs(given: OutputSpec) -> tuple[Output, ...]:
+def parse_outputs(given: OutputSpec) -> tuple[OutputColumn, ...]:
     """The output columns that a user wants.
 
     Raises:
@@ -177,11 +177,11 @@ def parse_outputs(given: OutputSpec) -> tuple[Output, ...]:
         given = [given]
     if isinstance(given, Mapping):
         outputs = tuple(
-            Output(name, None if type_ is None else OutputType.parse(type_))
+            OutputColumn(name, None if type_ is None else OutputType.parse(type_))
             for name, type_ in given.items()
         )
     elif isinstance(given, Sequence):
-        outputs = tuple(Output(name) for name in given)
+        outputs = tuple(OutputColumn(name) for name in given)
     else:
         raise TypeError(f"output must be a name, names, or a dict of names, not {given!r}")
     names = [output.name for output in outputs]
@@ -192,7 +192,7 @@ def parse_outputs(given: OutputSpec) -> tuple[Output, ...]:
     return outputs
 
 
-def named(result: Any, outputs: Sequence[Output], rows: int) -> dict[str, Any]:
+def named(result: Any, outputs: Sequence[OutputColumn], rows: int) -> dict[str, Any]:
     """The model's results by the names of the outputs.
 
     Args:
@@ -269,7 +269,7 @@ def _checked(name: str, values: Any, rows: int) -> Any:
     return values
 
 
-def check_free(outputs: Sequence[Output], names: Sequence[str]) -> None:
+def check_free(outputs: Sequence[OutputColumn], names: Sequence[str]) -> None:
     """Check that no output would replace a column.
 
     Raises:

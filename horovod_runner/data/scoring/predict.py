@@ -22,7 +22,7 @@ from horovod_runner.data.scoring.inputs import Inputs
 from horovod_runner.data.scoring.models.kind import Call, ModelKind
 from horovod_runner.data.scoring.models.recognize import recognize
 from horovod_runner.data.scoring.outputs import (
-    Output,
+    OutputColumn,
     OutputSpec,
     OutputType,
     check_free,
@@ -187,7 +187,7 @@ def score(
     rows: Any = dataframe
     result: Rows
     names = _kept(rows, keep)
-    extra = () if error_column is None else (Output(error_column, OutputType("string")),)
+    extra = () if error_column is None else (OutputColumn(error_column, OutputType("string")),)
     check_free((*outputs, *extra), names)
     options = FeedOptions(framework=kind.framework, columns=columns, batch_size=batch_size, **feed)
     if not hasattr(rows, "sparkSession"):

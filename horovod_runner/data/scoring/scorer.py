@@ -13,7 +13,7 @@ from horovod_runner.data.pack.columns import Array
 from horovod_runner.data.scoring.inputs import Inputs
 from horovod_runner.data.scoring.model_file import task_device
 from horovod_runner.data.scoring.models.kind import Call
-from horovod_runner.data.scoring.outputs import Output, OutputType, named
+from horovod_runner.data.scoring.outputs import OutputColumn, OutputType, named
 from horovod_runner.errors import DataError, PredictionError
 
 OnError: TypeAlias = Literal["raise", "null"]
@@ -43,7 +43,7 @@ class Scorer:
 
     inputs: Inputs
     model: Loadable
-    outputs: Sequence[Output]
+    outputs: Sequence[OutputColumn]
     batch_size: int
     on_error: OnError = "raise"
     device: str = ""

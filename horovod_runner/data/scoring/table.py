@@ -10,7 +10,7 @@ import pyarrow as pa
 from horovod_runner.data.feed.options import FeedOptions
 from horovod_runner.data.scoring.inputs import Inputs
 from horovod_runner.data.scoring.models.kind import Call
-from horovod_runner.data.scoring.outputs import Output, OutputType, named
+from horovod_runner.data.scoring.outputs import OutputColumn, OutputType, named
 from horovod_runner.data.scoring.scorer import OnError, Scorer, compute
 from horovod_runner.errors import DataError
 
@@ -30,7 +30,7 @@ def score_table(
     table: pa.Table,
     call: Call,
     options: FeedOptions,
-    outputs: tuple[Output, ...],
+    outputs: tuple[OutputColumn, ...],
     *,
     fill_null: Any = None,
     ragged: Any = (),
@@ -65,8 +65,8 @@ def score_table(
 
 
 def _typed(
-    batch: pa.RecordBatch, inputs: Inputs, call: Call, outputs: tuple[Output, ...]
-) -> tuple[Output, ...]:
+    batch: pa.RecordBatch, inputs: Inputs, call: Call, outputs: tuple[OutputColumn, ...]
+) -> tuple[OutputColumn, ...]:
     """The outputs with their types, by the first rows without nulls."""
     for name in inputs.names:
         if name not in inputs.fill_null:

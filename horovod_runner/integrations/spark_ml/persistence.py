@@ -51,21 +51,21 @@ class Saveable(MLWritable, MLReadable):  # type: ignore[misc]
     #: Names of attributes that are saved, beside the Params.
     _saved: ClassVar[tuple[str, ...]] = ()
 
-    def write(self) -> Writer:
+    def write(self) -> SparkMLWriter:
         """A writer: ``write().overwrite().save(path)``."""
-        return Writer(self)
+        return SparkMLWriter(self)
 
     @classmethod
-    def read(cls) -> Reader:
+    def read(cls) -> SparkMLReader:
         """A reader: ``read().load(path)``, or ``load(path)`` of the class."""
-        return Reader(cls)
+        return SparkMLReader(cls)
 
     def _kind(self) -> ModelKind:
         """The kind of the model, which writes it to a file."""
         raise NotImplementedError
 
 
-class Writer(MLWriter):  # type: ignore[misc]
+class SparkMLWriter(MLWriter):  # type: ignore[misc]
     """Saves an estimator or a model."""
 
     def __init__(self, instance: Any) -> None:
@@ -120,7 +120,7 @@ class Writer(MLWriter):  # type: ignore[misc]
             store.write(json.dumps(metadata), files)
 
 
-class Reader(MLReader):  # type: ignore[misc]
+class SparkMLReader(MLReader):  # type: ignore[misc]
     """Loads an estimator or a model of a class."""
 
     def __init__(self, kind: Any) -> None:
@@ -176,7 +176,7 @@ def _is_plain(value: Any) -> bool:
     return value is None or type(value) in (bool, int, float, str)
 
 
-class Store(ABC):
+class ModelStore(ABC):
     """A folder with the files of one saved object."""
 
     def exists(self) -> bool:
@@ -204,13 +204,13 @@ class Store(ABC):
         """Write the files into a local folder, under their names."""
 
 
-def store_of(path: str) -> Store:
+def store_of(path: str) -> ModelStore:
     """What reads and writes at a path."""
     scheme = path.partition("://")[0] if "://" in path else ""
     return FsspecStore(path) if scheme in _FSSPEC_SCHEMES else SparkStore(path)
 
 
-class SparkStore(Store):
+class SparkStore(ModelStore):
     """A folder on a filesystem that Spark knows."""
 
     def __init__(self, path: str) -> None:
@@ -228,11 +228,11 @@ class SparkStore(Store):
         return True
 
     def remove(self) -> None:
-        """See :class:`Store`."""
+        """See :class:`ModelStore`."""
         self._write_metadata([])
 
     def write(self, metadata: str, files: Mapping[str, Path]) -> None:
-        """See :class:`Store`."""
+        """See :class:`ModelStore`."""
         mode = "overwrite"
         for name, path in files.items():
             for part, data in enumerate(_parts(path)):
@@ -250,7 +250,7 @@ class SparkStore(Store):
             return self._spark.createDataFrame(rows, schema).coalesce(1)
 
     def read_metadata(self) -> str:
-        """See :class:`Store`."""
+        """See :class:`ModelStore`."""
         row = self._spark.read.text(f"{self._path}/metadata").first()
         if row is None:
             raise DataError(
@@ -260,7 +260,7 @@ class SparkStore(Store):
         return str(row[0])
 
     def read_files(self, folder: Path) -> None:
-        """See :class:`Store`."""
+        """See :class:`ModelStore`."""
         objects = self._spark.read.schema(_SCHEMA).parquet(f"{self._path}/objects")
         counts = objects.select("name", "part").orderBy("name", "part").collect()
         for name, part in counts:
@@ -269,7 +269,7 @@ class SparkStore(Store):
                 file.write(bytes(row["data"]))
 
 
-class FsspecStore(Store):
+class FsspecStore(ModelStore):
     """A folder at a URL of fsspec."""
 
     def __init__(self, path: str) -> None:
@@ -283,13 +283,13 @@ class FsspecStore(Store):
         return True
 
     def remove(self) -> None:
-        """See :class:`Store`."""
+        """See :class:`ModelStore`."""
         for name in ("metadata", "objects"):
             if self._is_there(name):
                 self._filesystem.rm(f"{self._path}/{name}", recursive=True)
 
     def write(self, metadata: str, files: Mapping[str, Path]) -> None:
-        """See :class:`Store`."""
+        """See :class:`ModelStore`."""
         for name in ("metadata", "objects"):
             self._filesystem.makedirs(f"{self._path}/{name}", exist_ok=True)
         for name, path in files.items():
@@ -297,11 +297,11 @@ class FsspecStore(Store):
         self._filesystem.pipe_file(f"{self._path}/metadata/part-00000", metadata.encode())
 
     def read_metadata(self) -> str:
-        """See :class:`Store`."""
+        """See :class:`ModelStore`."""
         return str(self._filesystem.cat_file(f"{self._path}/metadata/part-00000").decode())
 
     def read_files(self, folder: Path) -> None:
-        """See :class:`Store`."""
+        """See :class:`ModelStore`."""
         for path in self._filesystem.ls(f"{self._path}/objects", detail=False):
             self._filesystem.get_file(path, str(folder / path.rpartition("/")[2]))
 

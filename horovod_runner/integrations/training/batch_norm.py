@@ -13,7 +13,7 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 
-class Rows:
+class CountedRows:
     """Whether the rows of a rank's batch count: a rank without rows takes part with one of others.
 
     Attributes:
@@ -23,20 +23,20 @@ class Rows:
     count = True
 
 
-def synchronize(model: torch.nn.Module) -> Rows:
+def synchronize(model: torch.nn.Module) -> CountedRows:
     """Let the batch normalization of a model have the statistics of all ranks, in place.
 
     Returns:
         What to set for batches without rows of their own.
     """
-    rows = Rows()
+    rows = CountedRows()
     for number, layer in enumerate(model.modules()):
         if isinstance(layer, _BatchNorm) and not isinstance(layer, torch.nn.SyncBatchNorm):
             _synchronize(layer, f"batch normalization {number}", rows)
     return rows
 
 
-def _synchronize(layer: Any, name: str, rows: Rows) -> None:
+def _synchronize(layer: Any, name: str, rows: CountedRows) -> None:
     plain = layer.forward
 
     def forward(values: torch.Tensor) -> torch.Tensor:

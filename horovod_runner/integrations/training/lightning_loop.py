@@ -113,7 +113,7 @@ def _log_means_over_ranks(module: Any) -> None:
 class _CountedRows(framework.Callback):  # type: ignore[misc]
     """Tells batch normalization whether a rank has rows in a batch."""
 
-    def __init__(self, rows: batch_norm.Rows, feed: Any) -> None:
+    def __init__(self, rows: batch_norm.CountedRows, feed: Any) -> None:
         self._rows = rows
         self._feed = feed
 

@@ -138,7 +138,7 @@ class _Loop:
         self._scaler = None
         if training.precision == "float16" and self._device.type == "cuda":
             self._scaler = torch.amp.GradScaler("cuda")
-        self._rows = batch_norm.Rows()
+        self._rows = batch_norm.CountedRows()
         if training.syncs_batch_norm and hvd.size() > 1:
             self._rows = batch_norm.synchronize(model)
 

@@ -55,7 +55,7 @@ _VERTEX: Final = re.compile(r"([ML]) (-?[\d.]+) (-?[\d.]+) \n")
 
 
 @dataclass(frozen=True)
-class Line:
+class Curve:
     """A line of a chart: its name, and its values, which are NaN where they are not known."""
 
     name: str
@@ -93,7 +93,7 @@ def style() -> AbstractContextManager[None]:
 
 def line_chart(
     title: str,
-    lines: Sequence[Line],
+    lines: Sequence[Curve],
     x_label: str,
     *,
     unit: str = "",

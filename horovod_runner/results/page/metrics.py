@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from horovod_runner.results.page.charts import MAX_LINES, Chart, Line, Numbers, line_chart
+from horovod_runner.results.page.charts import MAX_LINES, Chart, Curve, Numbers, line_chart
 from horovod_runner.results.page.numbers import number
 from horovod_runner.results.page.view import COLOURS, View
 
@@ -72,10 +72,10 @@ def _chart(
     band = None
     if len(by_rank) <= MAX_LINES:
         pairs = zip(by_rank.items(), COLOURS, strict=False)
-        lines = [Line(f"rank {rank}", *_thinned(rows), colour) for (rank, rows), colour in pairs]
+        lines = [Curve(f"rank {rank}", *_thinned(rows), colour) for (rank, rows), colour in pairs]
     else:
         steps, low, middle, high = _summed_up(list(by_rank.values()), every[:, 0])
-        lines, band = [Line(f"median of {len(by_rank):,} ranks", steps, middle)], (low, high)
+        lines, band = [Curve(f"median of {len(by_rank):,} ranks", steps, middle)], (low, high)
     note = f"{strange:,} values are not finite numbers (NaN, infinite)." if strange else ""
     return line_chart(name, lines, x_label, marks=marks, band=band, note=note)
 

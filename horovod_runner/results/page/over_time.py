@@ -10,7 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from horovod_runner.common.text import spans
-from horovod_runner.results.page.charts import MAX_LINES, Chart, Line, Numbers, heat_map, line_chart
+from horovod_runner.results.page.charts import (
+    MAX_LINES,
+    Chart,
+    Curve,
+    Numbers,
+    heat_map,
+    line_chart,
+)
 from horovod_runner.results.page.numbers import number, scale, time_unit
 from horovod_runner.results.page.timeline import Timeline, timeline_of
 from horovod_runner.results.page.view import COLOURS, KINDS, View
@@ -73,7 +80,7 @@ class _Axis:
     ) -> Chart | None:
         """Draw lines that have a value for each interval; as :func:`line_chart`."""
         pairs = zip(lines.items(), colours, strict=False)
-        drawn = [Line(name, self.middles, ys, colour) for (name, ys), colour in pairs]
+        drawn = [Curve(name, self.middles, ys, colour) for (name, ys), colour in pairs]
         more: dict[str, Any] = {"ends": self.ends, "marks": self.marks, "band": band}
         return line_chart(title, drawn, self.label, unit=unit, from_zero=True, **more)
 

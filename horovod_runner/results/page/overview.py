@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from horovod_runner.common.text import ranks_text, spans, without_password, without_secret
 from horovod_runner.results.page.numbers import clock_time, duration, number, size
-from horovod_runner.results.page.view import KINDS, Part, View
+from horovod_runner.results.page.view import KINDS, TimePart, View
 from horovod_runner.results.run import DETAILS_LEFT_OUT, Attempt
 
 _MOST_HOSTS: Final = 200  # of the table
@@ -46,7 +46,7 @@ def verdict(view: View) -> dict[str, Any] | None:
         return None
     parts = []
     if step is not None and step.seconds:
-        parts = [Part(colour, words, getattr(step, name)) for name, words, colour in KINDS]
+        parts = [TimePart(colour, words, getattr(step, name)) for name, words, colour in KINDS]
     legend = [(f"{each.name} {duration(each.value)}", each.colour) for each in parts if each.value]
     said = str(found).splitlines()[-1]
     return {"found": found, "said": said, "parts": parts, "legend": legend}

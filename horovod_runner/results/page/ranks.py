@@ -8,7 +8,7 @@ from itertools import dropwhile
 from statistics import median
 from typing import Any, Final
 
-from horovod_runner.results.page.view import KINDS, Part, View
+from horovod_runner.results.page.view import KINDS, TimePart, View
 from horovod_runner.results.slowness.flame import flame_graph
 from horovod_runner.wire.measurements import Thread
 
@@ -23,13 +23,13 @@ _IMPORT: Final = "<frozen "
 _RUNNER: Final = re.compile(r"<frozen |[/\\]horovod_runner[/\\](worker|task[/\\]warm)[/\\]")
 
 
-def _parts(view: View, rank: int) -> list[Part]:
+def _parts(view: View, rank: int) -> list[TimePart]:
     """The seconds of a step of a rank by kind; of a second where no steps were counted."""
     total = view.totals[rank]
     count = total.step_count or total.seconds or 1.0
     seconds = {name: spent / count for name, spent in view.spent(rank, total.spent).items()}
     seconds["compute"] = max(0.0, total.seconds / count - sum(seconds.values()))
-    return [Part(colour, words, seconds[name]) for name, words, colour in KINDS]
+    return [TimePart(colour, words, seconds[name]) for name, words, colour in KINDS]
 
 
 def time_by_rank(view: View) -> dict[str, Any] | None:
@@ -48,7 +48,7 @@ def time_by_rank(view: View) -> dict[str, Any] | None:
     bars = [(view.name(rank), rank == view.suspect, parts[rank]) for rank in chosen]
     if remark:
         middle = [
-            Part(some[0].colour, some[0].name, median(part.value for part in some))
+            TimePart(some[0].colour, some[0].name, median(part.value for part in some))
             for some in zip(*parts.values(), strict=True)
         ]
         bars.append((f"median of {len(parts):,}", False, middle))

@@ -26,7 +26,7 @@ KINDS: Final = (
 )
 
 
-class Part(NamedTuple):
+class TimePart(NamedTuple):
     """A part of a bar: its colour, its name and its size."""
 
     colour: str

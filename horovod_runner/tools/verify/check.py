@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _CPU_RANKS = 2
 
 
-class Reading(msgspec.Struct, frozen=True, tag="reading"):
+class VerifyReading(msgspec.Struct, frozen=True, tag="reading"):
     """One thing that a check saw, beside what it expected.
 
     Attributes:
@@ -106,7 +106,7 @@ class VerifyCheck:
 
     page: str
     limit: float
-    function: Callable[[VerifyCase], Iterable[Reading]]
+    function: Callable[[VerifyCase], Iterable[VerifyReading]]
     needs: Needs
 
     @property
@@ -122,7 +122,7 @@ class VerifyCheck:
 
 def check(
     page: str, limit: float, needs: Needs = Needs()
-) -> Callable[[Callable[[VerifyCase], Iterable[Reading]]], VerifyCheck]:
+) -> Callable[[Callable[[VerifyCase], Iterable[VerifyReading]]], VerifyCheck]:
     """Make a check of a function, which has its name and claim; see :class:`VerifyCheck`."""
     return lambda function: VerifyCheck(page, limit, function, needs)
 
@@ -172,12 +172,12 @@ def listed(values: Iterable[object]) -> str:
     return ", ".join(map(str, values))
 
 
-def equal(name: str, seen: object, expected: object) -> Reading:
+def equal(name: str, seen: object, expected: object) -> VerifyReading:
     """A reading of something that has one right value."""
-    return Reading(name, str(seen), str(expected), seen == expected)
+    return VerifyReading(name, str(seen), str(expected), seen == expected)
 
 
-def speed(name: str, ratio: float, least: float, seen: str, *, judge: bool) -> Reading:
+def speed(name: str, ratio: float, least: float, seen: str, *, judge: bool) -> VerifyReading:
     """A reading of a speed, compared with a peer's.
 
     Args:
@@ -189,5 +189,5 @@ def speed(name: str, ratio: float, least: float, seen: str, *, judge: bool) -> R
     """
     expected = f"at least {least:g}"
     if not judge:
-        return Reading(name, f"{ratio:.2f} ({seen})", f"{expected}, on GPUs without --quick")
-    return Reading(name, f"{ratio:.2f} ({seen})", expected, ratio >= least)
+        return VerifyReading(name, f"{ratio:.2f} ({seen})", f"{expected}, on GPUs without --quick")
+    return VerifyReading(name, f"{ratio:.2f} ({seen})", expected, ratio >= least)

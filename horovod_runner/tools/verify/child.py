@@ -18,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from horovod_runner.tools.verify.check import Reading, decode_case
+from horovod_runner.tools.verify.check import VerifyReading, decode_case
 
 
 class Trouble(msgspec.Struct, frozen=True, tag="trouble"):
@@ -33,7 +33,7 @@ class Trouble(msgspec.Struct, frozen=True, tag="trouble"):
     details: str
 
 
-_decode_line: Final = msgspec.json.Decoder[Reading | Trouble](Reading | Trouble).decode
+_decode_line: Final = msgspec.json.Decoder[VerifyReading | Trouble](VerifyReading | Trouble).decode
 
 
 def main(module: str, name: str, case: Path, readings: Path) -> int:
@@ -69,16 +69,16 @@ def _end_with_parent() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def read(readings: Path) -> tuple[list[Reading], Trouble | None]:
+def read(readings: Path) -> tuple[list[VerifyReading], Trouble | None]:
     """What a check has written: its readings, and the exception that ended it, if one did."""
-    found: list[Reading] = []
+    found: list[VerifyReading] = []
     trouble = None
     for line in readings.read_bytes().splitlines() if readings.exists() else []:
         try:
             each = _decode_line(line)
         except msgspec.DecodeError:  # the process was killed in the middle of a line
             break
-        if isinstance(each, Reading):
+        if isinstance(each, VerifyReading):
             found.append(each)
         else:
             trouble = each

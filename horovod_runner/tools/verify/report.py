@@ -13,7 +13,7 @@ import msgspec
 from horovod_runner import __version__
 from horovod_runner.results.page import numbers
 from horovod_runner.results.page.templates import render, write
-from horovod_runner.tools.verify.check import Reading
+from horovod_runner.tools.verify.check import VerifyReading
 from horovod_runner.tools.verify.machine import ThisMachine
 from horovod_runner.tools.verify.session import CheckResult, Status
 
@@ -96,7 +96,7 @@ def lines(result: CheckResult, width: int) -> list[str]:
     return found
 
 
-def _reading_lines(reading: Reading, width: int) -> list[str]:
+def _reading_lines(reading: VerifyReading, width: int) -> list[str]:
     text = f"{reading.name}: {reading.seen}"
     if reading.expected and (not reading.ok or reading.seen != reading.expected):
         text += f" [expected: {reading.expected}]"

@@ -17,7 +17,7 @@ from typing import Final, Literal
 import msgspec
 
 from horovod_runner.tools.verify import child
-from horovod_runner.tools.verify.check import Reading, VerifyCase, VerifyCheck, missing
+from horovod_runner.tools.verify.check import VerifyCase, VerifyCheck, VerifyReading, missing
 from horovod_runner.tools.verify.machine import ThisMachine
 
 Status = Literal["passed", "failed", "skipped"]
@@ -41,7 +41,7 @@ class CheckResult(msgspec.Struct, frozen=True):
     claim: str
     page: str
     status: Status
-    readings: tuple[Reading, ...] = ()
+    readings: tuple[VerifyReading, ...] = ()
     reason: str = ""
     seconds: float = 0.0
     output: str = ""

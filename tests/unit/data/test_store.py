@@ -16,7 +16,7 @@ import pytest
 
 from horovod_runner.data.pack import columns, store
 from horovod_runner.data.pack.layout import Chunk, Layout
-from horovod_runner.data.pack.store import Store
+from horovod_runner.data.pack.store import PackedStore
 from horovod_runner.data.read.pieces import write_together
 from horovod_runner.data.read.readers import Table
 from horovod_runner.errors import DataError
@@ -59,8 +59,8 @@ def parts() -> Parts:
     return Parts([300, 0, 450, 250])
 
 
-def filled(folder: Path, parts: Parts) -> Store:
-    packed = Store.create(folder / "packed", parts.layout)
+def filled(folder: Path, parts: Parts) -> PackedStore:
+    packed = PackedStore.create(folder / "packed", parts.layout)
     packed.fill(parts)
     packed.open()
     return packed
@@ -99,7 +99,7 @@ def test_another_process_uses_a_filled_store(tmp_path: Path, parts: Parts) -> No
     def nothing(unit: int) -> Iterator[Chunk]:
         raise AssertionError(unit)
 
-    again = Store.create(tmp_path / "packed", parts.layout)
+    again = PackedStore.create(tmp_path / "packed", parts.layout)
     again.fill(nothing)
     again.open()
     assert again.take(np.array([7]), ["a"])["a"].values.tolist() == [7]
@@ -110,7 +110,7 @@ def _fill_and_report(folder: Path, parts: Parts, queue: Any) -> None:
         queue.put((os.getpid(), unit))
         return parts(unit)
 
-    packed = Store.create(folder / "packed", parts.layout)
+    packed = PackedStore.create(folder / "packed", parts.layout)
     packed.fill(read)
     packed.open()
 
@@ -138,7 +138,7 @@ def _die_in_the_middle(folder: Path, parts: Parts, queue: Any) -> None:
         queue.put(unit)
         signal.pause()
 
-    Store.create(folder / "packed", parts.layout).fill(read)
+    PackedStore.create(folder / "packed", parts.layout).fill(read)
 
 
 def test_the_unit_of_a_killed_process_is_packed_by_another(tmp_path: Path, parts: Parts) -> None:
@@ -161,10 +161,10 @@ def test_a_file_that_was_cut_or_removed_is_named(tmp_path: Path, parts: Parts, n
     size = path.stat().st_size
     os.truncate(path, size - 1)
     with pytest.raises(DataError, match=rf"/packed/{name} .* {size - 1:,} bytes .* {size:,}\b"):
-        Store(tmp_path / "packed").open()
+        PackedStore(tmp_path / "packed").open()
     path.unlink()
     with pytest.raises(DataError, match=f"/packed/{name} .*no longer exists"):
-        Store(tmp_path / "packed").open()
+        PackedStore(tmp_path / "packed").open()
 
 
 @pytest.mark.parametrize("name", ["unit-2.json", "layout.json"])
@@ -172,7 +172,7 @@ def test_a_missing_description_is_named(tmp_path: Path, parts: Parts, name: str)
     filled(tmp_path, parts)
     (tmp_path / "packed" / name).unlink()
     with pytest.raises(DataError, match=f"/packed.*{name}"):
-        Store(tmp_path / "packed").open()
+        PackedStore(tmp_path / "packed").open()
 
 
 def full(*_: object) -> Any:
@@ -184,7 +184,7 @@ def test_a_disk_that_is_too_small_is_noticed_before_rows_are_written(
 ) -> None:
     monkeypatch.setattr(store.os, "posix_fallocate", full)
     with pytest.raises(DataError, match=r"packed .* needs \d+\.\d kB, .*TMPDIR"):
-        Store.create(tmp_path / "packed", parts.layout)
+        PackedStore.create(tmp_path / "packed", parts.layout)
     assert not (tmp_path / "packed").exists()
 
 
@@ -195,14 +195,14 @@ def test_a_disk_that_is_full_before_the_layout_is_written_leaves_no_store(
         save = full
 
     with pytest.raises(DataError, match="free"):
-        Store.create(tmp_path / "packed", Full(parts.layout.columns, parts.layout.units))
+        PackedStore.create(tmp_path / "packed", Full(parts.layout.columns, parts.layout.units))
     assert not (tmp_path / "packed").exists()
 
 
 def test_no_incomplete_unit_is_used_after_the_disk_was_full(
     tmp_path: Path, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    packed = Store.create(tmp_path / "packed", parts.layout)
+    packed = PackedStore.create(tmp_path / "packed", parts.layout)
     with monkeypatch.context() as patch:
         patch.setattr(store.os, "pwrite", full)
         with pytest.raises(DataError, match=r"packed .*TMPDIR"):
@@ -215,7 +215,7 @@ def test_no_incomplete_unit_is_used_after_the_disk_was_full(
 
 def test_a_unit_whose_number_of_rows_changed_is_refused(tmp_path: Path, parts: Parts) -> None:
     other = Parts([300, 0, 449, 251])
-    packed = Store.create(tmp_path / "packed", parts.layout)
+    packed = PackedStore.create(tmp_path / "packed", parts.layout)
     with pytest.raises(DataError, match=r"part 2 .* 449 .* 450 |part 3 .* 251 .* 250 "):
         packed.fill(other)
 

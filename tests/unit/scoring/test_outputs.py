@@ -8,7 +8,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from horovod_runner.data.scoring.outputs import Output, OutputType, check_free, named, parse_outputs
+from horovod_runner.data.scoring.outputs import (
+    OutputColumn,
+    OutputType,
+    check_free,
+    named,
+    parse_outputs,
+)
 from horovod_runner.errors import DataError, PredictionError
 
 
@@ -96,10 +102,10 @@ def test_values_that_do_not_fit_the_given_type_name_the_output(
 
 def test_results_are_found_by_name_or_in_order() -> None:
     one, two = np.zeros(2), np.ones(2)
-    outputs = (Output("a"), Output("b"))
+    outputs = (OutputColumn("a"), OutputColumn("b"))
     assert named({"b": two, "a": one, "c": one}, outputs, 2) == {"a": one, "b": two}
     assert list(named((one, two), outputs, 2)) == ["a", "b"]
-    assert list(named({"logits": one}, (Output("p"),), 2)) == ["p"]
+    assert list(named({"logits": one}, (OutputColumn("p"),), 2)) == ["p"]
 
 
 @pytest.mark.parametrize(
@@ -116,7 +122,7 @@ def test_results_that_do_not_fit_say_what_was_returned(
     result: Any, names: str, message: str
 ) -> None:
     with pytest.raises(PredictionError, match=message):
-        named(result, [Output(name) for name in names], 2)
+        named(result, [OutputColumn(name) for name in names], 2)
 
 
 def test_output_names_are_checked() -> None:
@@ -130,4 +136,4 @@ def test_output_names_are_checked() -> None:
     with pytest.raises(TypeError, match=r"output .* 3$"):
         parse_outputs(3)  # type: ignore[arg-type]
     with pytest.raises(DataError, match=r"column 'a'.*output='a_2'"):
-        check_free([Output("a")], ["a", "b"])
+        check_free([OutputColumn("a")], ["a", "b"])

@@ -15,7 +15,7 @@ from horovod_runner.data.pack.columns import columns_of
 from horovod_runner.data.scoring.inputs import Inputs
 from horovod_runner.data.scoring.model_file import ModelFile
 from horovod_runner.data.scoring.models.kind import FunctionKind
-from horovod_runner.data.scoring.outputs import Output, OutputType
+from horovod_runner.data.scoring.outputs import OutputColumn, OutputType
 from horovod_runner.data.scoring.scorer import OnError, Scorer
 from horovod_runner.errors import DataError, PredictionError
 
@@ -37,7 +37,7 @@ def scorer_of(
     kind.write(model, path, ())
     inputs = Inputs(FeedOptions(framework="numpy"), columns_of(batch.schema))
     shipped = ModelFile(kind, str(path), data=path.read_bytes())
-    outputs = [Output("p", output or OutputType("double"))]
+    outputs = [OutputColumn("p", output or OutputType("double"))]
     return Scorer(inputs, shipped, outputs, batch_size, on_error, "cpu")
 
 

@@ -27,7 +27,7 @@ __all__ = ["EstimatorParams", "KerasEstimator", "KerasModel"]
 _CUSTOM_OBJECTS: Final = {"custom_objects": "classes and functions of the model, by name"}
 
 
-class _KerasFile(Saveable):
+class _NamesKerasFile(Saveable):
     """Saves the Param ``model`` in Keras's format."""
 
     _read_model = staticmethod(read_model)
@@ -45,7 +45,7 @@ class _KerasFile(Saveable):
         "backend_env": "environment variables for the ranks",
     }
 )
-class KerasEstimator(_KerasFile, HorovodEstimator):
+class KerasEstimator(_NamesKerasFile, HorovodEstimator):
     """Trains a Keras model on a DataFrame, as ``horovod.spark.keras.KerasEstimator``.
 
     Columns get the shapes of the model's inputs and outputs. The optimizer's learning rate is
@@ -153,7 +153,7 @@ def _tensors(model: Any, side: str) -> Sequence[Any]:
 
 
 @with_params({**_CUSTOM_OBJECTS, "_floatx": "Keras's type of numbers"})
-class KerasModel(_KerasFile, HorovodModel):
+class KerasModel(_NamesKerasFile, HorovodModel):
     """A trained Keras model, as ``horovod.spark.keras.KerasModel``; ``getModel()`` returns it.
 
     Args:

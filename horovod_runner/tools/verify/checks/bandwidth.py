@@ -14,7 +14,7 @@ from typing import Final
 
 from horovod_runner.results.page.numbers import duration
 from horovod_runner.tools.hello import COUNTS, expected_total, hello
-from horovod_runner.tools.verify.check import Needs, Reading, VerifyCase, check, equal, speed
+from horovod_runner.tools.verify.check import Needs, VerifyCase, VerifyReading, check, equal, speed
 from horovod_runner.tools.verify.checks.timing import take_turns
 
 PROGRAM: Final = "all_reduce_perf"
@@ -43,7 +43,7 @@ def bus_bandwidth(size: int, seconds: float, ranks: int) -> float:
 
 
 @check("where/docker.md#what-containers-forbid", 120)
-def messages(case: VerifyCase) -> Iterator[Reading]:
+def messages(case: VerifyCase) -> Iterator[VerifyReading]:
     """Two ranks of this machine sum one number, 64 KB and 64 MB."""
     ranks = hello("torch", -2)
     expected = expected_total(ranks)
@@ -53,7 +53,7 @@ def messages(case: VerifyCase) -> Iterator[Reading]:
 
 
 @check("howto/gpu.md#how-fast", 240, Needs(several=True))
-def allreduce(case: VerifyCase) -> Iterator[Reading]:
+def allreduce(case: VerifyCase) -> Iterator[VerifyReading]:
     """An allreduce is about as fast as torch.distributed's, and as nccl-tests measures NCCL."""
     ranks = case.ranks()
     sizes = _QUICK_SIZES if case.quick or not case.on_gpus() else _SIZES
@@ -65,7 +65,7 @@ def allreduce(case: VerifyCase) -> Iterator[Reading]:
         return
     program = find_program()
     if program is None:
-        yield Reading(
+        yield VerifyReading(
             "nccl-tests",
             f"not installed: no {PROGRAM} on PATH or in $NCCL_TESTS_HOME/build",
         )
@@ -107,7 +107,7 @@ def time_allreduce(sizes: Sequence[int], turns: int) -> AllreduceTimes:
     return found
 
 
-def read_times(times: Sequence[AllreduceTimes], *, judge: bool) -> list[Reading]:
+def read_times(times: Sequence[AllreduceTimes], *, judge: bool) -> list[VerifyReading]:
     """What the ranks' times show.
 
     Args:
@@ -124,7 +124,7 @@ def read_times(times: Sequence[AllreduceTimes], *, judge: bool) -> list[Reading]
         if size == sizes[-1]:
             readings.append(speed(name, ratio, _LEAST, figures, judge=judge))
         else:
-            readings.append(Reading(name, f"{ratio:.2f} ({figures})"))
+            readings.append(VerifyReading(name, f"{ratio:.2f} ({figures})"))
     return readings
 
 
@@ -147,7 +147,7 @@ def find_program(variables: Mapping[str, str] = os.environ) -> Path | None:
     return Path(found) if found else None
 
 
-def run_program(program: Path, ranks: int, size: int, ours: float, *, judge: bool) -> Reading:
+def run_program(program: Path, ranks: int, size: int, ours: float, *, judge: bool) -> VerifyReading:
     """Run nccl-tests on the same GPUs, and compare its bus bandwidth with ours.
 
     Args:
@@ -164,11 +164,11 @@ def run_program(program: Path, ranks: int, size: int, ours: float, *, judge: boo
             command, capture_output=True, text=True, timeout=_PROGRAM_SECONDS, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Reading(name, f"{PROGRAM} did not run: {error}")
+        return VerifyReading(name, f"{PROGRAM} did not run: {error}")
     theirs = read_program(done.stdout).get(size)
     if done.returncode or not theirs:
         last = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no output"]
-        return Reading(name, f"{PROGRAM} ended with exit code {done.returncode}: {last[0]}")
+        return VerifyReading(name, f"{PROGRAM} ended with exit code {done.returncode}: {last[0]}")
     figures = f"{_OURS} {ours:.3g} GB/s bus bandwidth, nccl-tests {theirs:.3g} GB/s in place"
     return speed(name, ours / theirs, _LEAST, figures, judge=judge)
 

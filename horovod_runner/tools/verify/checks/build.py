@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from horovod_runner.tools.horovod_build import toolchain
-from horovod_runner.tools.verify.check import Needs, Reading, VerifyCase, check, equal
+from horovod_runner.tools.verify.check import Needs, VerifyCase, VerifyReading, check, equal
 from horovod_runner.tools.verify.machine import ThisMachine, built
 
 _PLANES: Final = ("NCCL", "MPI", "GLOO")
@@ -16,16 +16,16 @@ _LARGE: Final = 16 << 20  # numbers in a large one: 64 MiB
 
 
 @check("howto/gpu.md#building", 60, Needs(frameworks=()))
-def build(case: VerifyCase) -> Iterator[Reading]:
+def build(case: VerifyCase) -> Iterator[VerifyReading]:
     """Horovod is built with NCCL for a framework of this environment."""
     yield from read_libraries(case.machine)
 
 
-def read_libraries(machine: ThisMachine) -> list[Reading]:
+def read_libraries(machine: ThisMachine) -> list[VerifyReading]:
     """What the libraries for the frameworks of a machine show."""
     readings = [_library(each, machine) for each in machine.frameworks]
     readings += [
-        Reading('backend "hvd" of torch.distributed', f"missing: {each.horovod.backend}")
+        VerifyReading('backend "hvd" of torch.distributed', f"missing: {each.horovod.backend}")
         for each in machine.frameworks
         if each.horovod and each.horovod.backend
     ]
@@ -33,33 +33,35 @@ def read_libraries(machine: ThisMachine) -> list[Reading]:
         ready = [each.name for each in machine.frameworks if machine.has_nccl(each.name)]
         remedy = "" if ready else ": horovod-runner install --gpu --rebuild"
         readings.append(
-            Reading(
+            VerifyReading(
                 "frameworks whose gradients go over NCCL",
                 (", ".join(ready) or "none") + remedy,
                 "at least one",
                 bool(ready),
             )
         )
-        readings.append(Reading("NCCL", machine.nccl or "not found"))
+        readings.append(VerifyReading("NCCL", machine.nccl or "not found"))
         readings += [
-            Reading(f"GPU {gpu.device}", " ".join(filter(None, [gpu.name, gpu.uuid])) or "unknown")
+            VerifyReading(
+                f"GPU {gpu.device}", " ".join(filter(None, [gpu.name, gpu.uuid])) or "unknown"
+            )
             for gpu in machine.gpus
         ]
     return readings
 
 
-def _library(framework: toolchain.Framework, machine: ThisMachine) -> Reading:
+def _library(framework: toolchain.Framework, machine: ThisMachine) -> VerifyReading:
     name = f"Horovod for {framework.name}"
     about = f"{framework.name} {framework.version}, {framework.kind}"
     horovod = framework.horovod
     if framework.error or horovod is None or horovod.error:
         error = framework.error or (horovod.error if horovod else None) or "not installed"
-        return Reading(name, f"{error} ({about})", "loads", False)
+        return VerifyReading(name, f"{error} ({about})", "loads", False)
     planes = ", ".join(built(framework))
     # One build serves one CUDA release, so another framework may be the one with NCCL.
     needs_nccl = machine.gpus and framework.cuda and not machine.has_nccl(framework.name)
     ok = None if needs_nccl else True
-    return Reading(name, f"{horovod.version} with {planes} ({about})", "loads", ok)
+    return VerifyReading(name, f"{horovod.version} with {planes} ({about})", "loads", ok)
 
 
 class Reduced(NamedTuple):
@@ -77,7 +79,7 @@ class Reduced(NamedTuple):
 
 
 @check("howto/gpu.md#building", 120)
-def reductions(case: VerifyCase) -> Iterator[Reading]:
+def reductions(case: VerifyCase) -> Iterator[VerifyReading]:
     """Horovod's collectives give right results on the ranks' GPUs, and allreduces go over NCCL."""
     timeline = Path(case.folder, "timeline.json")
     runner = case.runner(case.ranks(), timeline=str(timeline))
@@ -133,7 +135,7 @@ def collectives(large: int) -> list[Reduced]:
     return found
 
 
-def read_reductions(results: Sequence[Sequence[Reduced]], device: str) -> list[Reading]:
+def read_reductions(results: Sequence[Sequence[Reduced]], device: str) -> list[VerifyReading]:
     """What the ranks' results show.
 
     Args:
@@ -150,14 +152,16 @@ def read_reductions(results: Sequence[Sequence[Reduced]], device: str) -> list[R
     count = sum(len(found) for found in results)
     seen = f"{count - len(wrong)} of {count}" + (f"; wrong: {', '.join(wrong)}" if wrong else "")
     return [
-        Reading(f"right results on {len(results)} ranks", seen, f"{count} of {count}", not wrong),
+        VerifyReading(
+            f"right results on {len(results)} ranks", seen, f"{count} of {count}", not wrong
+        ),
         equal("device of the results", ", ".join(sorted(devices)), device),
     ]
 
 
-def carried_by(timeline: str, *, on_gpus: bool) -> Reading:
+def carried_by(timeline: str, *, on_gpus: bool) -> VerifyReading:
     """What Horovod's timeline says that allreduces went over."""
     seen = [plane for plane in _PLANES if f"{plane}_ALLREDUCE" in timeline]
     expected = "NCCL" if on_gpus else "MPI or GLOO"
     ok = seen == ["NCCL"] if on_gpus else bool(seen) and "NCCL" not in seen
-    return Reading("allreduces went over", ", ".join(seen) or "nothing known", expected, ok)
+    return VerifyReading("allreduces went over", ", ".join(seen) or "nothing known", expected, ok)

@@ -14,7 +14,7 @@ import psutil
 
 from horovod_runner.common.text import bytes_text
 from horovod_runner.errors import CancelledError, HangError, RankFailedError
-from horovod_runner.tools.verify.check import Reading, VerifyCase, check, equal, listed
+from horovod_runner.tools.verify.check import VerifyCase, VerifyReading, check, equal, listed
 
 _HELD: Final = 1 << 30  # bytes that a rank allocates on its GPU
 _QUICK_HELD: Final = 1 << 20
@@ -50,7 +50,7 @@ class FailedRun(NamedTuple):
 
 
 @check("reference/failures.md", 240)
-def failures(case: VerifyCase) -> Iterator[Reading]:
+def failures(case: VerifyCase) -> Iterator[VerifyReading]:
     """When a run has failed, no process of it is left, and the memory of its GPUs is free."""
     own = {gpu.uuid for gpu in case.machine.gpus}
     for how in ("exception", "killed") if case.quick else _ENDS:
@@ -169,7 +169,7 @@ def _more(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]
     return {uuid: more for uuid, more in grown.items() if more > _NOISE}
 
 
-def read_failure(seen: FailedRun, *, on_gpus: bool) -> list[Reading]:
+def read_failure(seen: FailedRun, *, on_gpus: bool) -> list[VerifyReading]:
     """What a failed run shows.
 
     Args:
@@ -185,15 +185,15 @@ def read_failure(seen: FailedRun, *, on_gpus: bool) -> list[Reading]:
         return readings
     name = f"{how}: memory in use on the GPUs before, during and after"
     if not seen.before:
-        return [*readings, Reading(name, "nvidia-smi does not say it")]
+        return [*readings, VerifyReading(name, "nvidia-smi does not say it")]
     sums = [bytes_text(sum(each.values())) for each in (seen.before, seen.during, seen.after)]
     expected = f"after as before, within {bytes_text(_NOISE)} a GPU"
     ok = not _more(seen.before, seen.after)
-    return [*readings, Reading(name, ", ".join(sums), expected, ok)]
+    return [*readings, VerifyReading(name, ", ".join(sums), expected, ok)]
 
 
 @check("howto/checkpoints.md", 120)
-def restart(case: VerifyCase) -> Iterator[Reading]:
+def restart(case: VerifyCase) -> Iterator[VerifyReading]:
     """A killed rank is relaunched, and resumes from a checkpoint of GPU tensors."""
     folder = f"{case.folder}/checkpoints"
     runner = case.runner(case.ranks(), max_restarts=1, checkpoint_dir=folder)

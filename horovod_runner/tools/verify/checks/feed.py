@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any, Final, NamedTuple
 
 from horovod_runner.results.page.numbers import duration
-from horovod_runner.tools.verify.check import Needs, Reading, VerifyCase, check, equal, speed
+from horovod_runner.tools.verify.check import Needs, VerifyCase, VerifyReading, check, equal, speed
 
 _LEAST: Final = 0.8  # of the speed of steps whose batch is on the GPU already
 _PINNED: Final = "Memcpy HtoD (Pinned -> Device)"
@@ -49,7 +49,7 @@ class Fed(NamedTuple):
 
 
 @check("howto/gpu.md#how-fast", 120, Needs(packages=("pyarrow",)))
-def feed(case: VerifyCase) -> Iterator[Reading]:
+def feed(case: VerifyCase) -> Iterator[VerifyReading]:
     """Batches arrive on the rank's GPU, through pinned memory, while the step before computes."""
     from horovod_runner.data import parquet
 
@@ -148,7 +148,7 @@ def profiled(on_gpu: bool) -> Any:
 
 def read_feed(
     results: Sequence[Fed], size: FeedSize, *, on_gpus: bool, judge: bool
-) -> list[Reading]:
+) -> list[VerifyReading]:
     """What the ranks measured.
 
     Args:
@@ -180,12 +180,12 @@ def read_feed(
     return readings
 
 
-def _copies(results: Sequence[Fed]) -> Reading:
+def _copies(results: Sequence[Fed]) -> VerifyReading:
     kinds: dict[str, int] = {}
     for each in results:
         for kind, count in each.copies.items():
             kinds[kind] = kinds.get(kind, 0) + count
     seen = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
     if not kinds:  # CUPTI may be kept from working
-        return Reading("copies to the GPU", "torch's profiler saw none", _PINNED)
-    return Reading("copies to the GPU", seen, f"{_PINNED} only", set(kinds) == {_PINNED})
+        return VerifyReading("copies to the GPU", "torch's profiler saw none", _PINNED)
+    return VerifyReading("copies to the GPU", seen, f"{_PINNED} only", set(kinds) == {_PINNED})

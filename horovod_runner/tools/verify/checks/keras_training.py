@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from horovod_runner.tools.verify.check import Needs, Reading, VerifyCase, check, equal
+from horovod_runner.tools.verify.check import Needs, VerifyCase, VerifyReading, check, equal
 
 _FEATURES = 8
 
 
-class Fitted(NamedTuple):
+class KerasFit(NamedTuple):
     """What a rank saw of its training.
 
     Attributes:
@@ -27,18 +27,18 @@ class Fitted(NamedTuple):
 
 
 @check("howto/keras.md", 150, Needs(frameworks=("tensorflow",), packages=("keras",)))
-def keras_tensorflow(case: VerifyCase) -> Iterator[Reading]:
+def keras_tensorflow(case: VerifyCase) -> Iterator[VerifyReading]:
     """Keras trains on the ranks' GPUs with its TensorFlow backend."""
     yield from _fit(case, "tensorflow")
 
 
 @check("howto/keras.md", 150, Needs(packages=("keras",)))
-def keras_torch(case: VerifyCase) -> Iterator[Reading]:
+def keras_torch(case: VerifyCase) -> Iterator[VerifyReading]:
     """Keras trains on the ranks' GPUs with its torch backend."""
     yield from _fit(case, "torch")
 
 
-def _fit(case: VerifyCase, backend: str) -> list[Reading]:
+def _fit(case: VerifyCase, backend: str) -> list[VerifyReading]:
     variables = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "2"}
     runner = case.runner(case.ranks(backend), backend, env=variables)
     epochs, rows = (3, 256) if case.quick else (5, 4096)
@@ -46,7 +46,7 @@ def _fit(case: VerifyCase, backend: str) -> list[Reading]:
     return read_fits(results, backend, "GPU" if case.on_gpus(backend) else "CPU")
 
 
-def fit(epochs: int, rows: int) -> Fitted:
+def fit(epochs: int, rows: int) -> KerasFit:
     """Fit a small model to a sum; the ranks' ``main``."""
     import keras
     import numpy as np
@@ -72,7 +72,7 @@ def fit(epochs: int, rows: int) -> Fitted:
     )
     weights = np.concatenate([weight.ravel() for weight in model.get_weights()])
     losses = [float(loss) for loss in history.history["loss"]]
-    return Fitted(keras.backend.backend(), device_type(model), losses, weights.tolist())
+    return KerasFit(keras.backend.backend(), device_type(model), losses, weights.tolist())
 
 
 def device_type(model: Any) -> str:
@@ -84,7 +84,7 @@ def device_type(model: Any) -> str:
     return "GPU" if "GPU" in device or "CUDA" in device else "CPU"
 
 
-def read_fits(results: Sequence[Fitted], backend: str, device: str) -> list[Reading]:
+def read_fits(results: Sequence[KerasFit], backend: str, device: str) -> list[VerifyReading]:
     """What the ranks saw.
 
     Args:
@@ -102,7 +102,7 @@ def read_fits(results: Sequence[Fitted], backend: str, device: str) -> list[Read
         equal(
             "device of the weights", ", ".join(sorted({each.device for each in results})), device
         ),
-        Reading(
+        VerifyReading(
             f"loss of {len(results)} ranks in the first and last epoch",
             f"{losses[0]:.4f}, {losses[-1]:.4f}",
             "the last is below half of the first",

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from horovod_runner.common.text import count_text
 from horovod_runner.errors import GpuError
-from horovod_runner.tools.verify.check import Needs, Reading, VerifyCase, check, equal, listed
+from horovod_runner.tools.verify.check import Needs, VerifyCase, VerifyReading, check, equal, listed
 from horovod_runner.tools.verify.machine import ThisMachine
 
 _PAGE: Final = "howto/gpu.md#which-gpu-a-rank-gets"
@@ -82,26 +82,26 @@ def tensorflow_device(pin: bool) -> Device:
 
 
 @check(_PAGE, 90, _GPU)
-def current(case: VerifyCase) -> Iterator[Reading]:
+def current(case: VerifyCase) -> Iterator[VerifyReading]:
     """Each rank gets one GPU, in the order of local_rank, and code that pins nothing uses it."""
     yield from _run(case, pin=False, expected=_in_order(case.machine))
 
 
 @check(_PAGE, 90, _GPU)
-def pinned(case: VerifyCase) -> Iterator[Reading]:
+def pinned(case: VerifyCase) -> Iterator[VerifyReading]:
     """Code that pins itself by hvd.local_rank() uses the rank's own GPU."""
     yield from _run(case, pin=True, expected=_in_order(case.machine))
 
 
 @check(_PAGE, 90, _GPU)
-def mask(case: VerifyCase) -> Iterator[Reading]:
+def mask(case: VerifyCase) -> Iterator[VerifyReading]:
     """gpu_pinning="mask" shows a rank only its own GPU, as device 0."""
     own = [Expected(1, 0, gpu.uuid) for gpu in case.machine.gpus]
     yield from _run(case, pin=False, expected=own, gpu_pinning="mask")
 
 
 @check(_PAGE, 90, Needs(gpus=2))
-def order(case: VerifyCase) -> Iterator[Reading]:
+def order(case: VerifyCase) -> Iterator[VerifyReading]:
     """The ranks follow the order of CUDA_VISIBLE_DEVICES."""
     backwards = case.machine.gpus[::-1]
     # In this process alone, which runs this check alone.
@@ -111,7 +111,7 @@ def order(case: VerifyCase) -> Iterator[Reading]:
 
 
 @check(_PAGE, 90, Needs(gpus=4))
-def two_each(case: VerifyCase) -> Iterator[Reading]:
+def two_each(case: VerifyCase) -> Iterator[VerifyReading]:
     """With gpus_per_rank=2, devices[hvd.local_rank()] is the first GPU of each rank."""
     count = len(case.machine.gpus) // 2
     firsts = case.machine.gpus[: 2 * count : 2]
@@ -120,7 +120,7 @@ def two_each(case: VerifyCase) -> Iterator[Reading]:
 
 
 @check("howto/warm.md", 90, _GPU)
-def preloaded(case: VerifyCase) -> Iterator[Reading]:
+def preloaded(case: VerifyCase) -> Iterator[VerifyReading]:
     """Ranks that are forked with torch imported use their GPUs."""
     runner = case.runner(case.ranks(), preload_frameworks=True)
     runner.run(torch_device, pin=False)  # starts the process that they are forked from
@@ -130,40 +130,40 @@ def preloaded(case: VerifyCase) -> Iterator[Reading]:
     yield from read_devices(results, _in_order(case.machine))
 
 
-def read_start(texts: Sequence[str]) -> Reading:
+def read_start(texts: Sequence[str]) -> VerifyReading:
     """Whether the ranks were forked, of what a run has printed."""
     lines = [line for text in texts for line in text.splitlines()]
     seen = next((line for line in lines if "start: " in line), "not said").partition("start: ")[2]
-    return Reading("start of the ranks", seen, "warm", seen == "warm")
+    return VerifyReading("start of the ranks", seen, "warm", seen == "warm")
 
 
 @check(_PAGE, 120, _TENSORFLOW)
-def tensorflow(case: VerifyCase) -> Iterator[Reading]:
+def tensorflow(case: VerifyCase) -> Iterator[VerifyReading]:
     """TensorFlow sees only the rank's own GPU."""
     yield from _run_tensorflow(case, pin=False)
 
 
 @check(_PAGE, 120, _TENSORFLOW)
-def tensorflow_pinned(case: VerifyCase) -> Iterator[Reading]:
+def tensorflow_pinned(case: VerifyCase) -> Iterator[VerifyReading]:
     """TensorFlow code that pins itself by hvd.local_rank() uses the rank's own GPU."""
     yield from _run_tensorflow(case, pin=True)
 
 
-def _run_tensorflow(case: VerifyCase, *, pin: bool) -> list[Reading]:
+def _run_tensorflow(case: VerifyCase, *, pin: bool) -> list[VerifyReading]:
     expected = [e._replace(uuid="") for e in _in_order(case.machine)]
     runner = case.runner(len(expected), "tensorflow")
     return read_devices(runner.run_all(tensorflow_device, pin=pin), expected)
 
 
 @check("howto/gpu.md", 60)
-def hidden(case: VerifyCase) -> Iterator[Reading]:
+def hidden(case: VerifyCase) -> Iterator[VerifyReading]:
     """gpus_per_rank=0 trains on CPUs."""
     results = case.runner(2, gpus_per_rank=0).run_all(torch_device, pin=False)
     yield from read_devices(results, [Expected(0, -1, "")] * 2)
 
 
 @check(_PAGE, 60)
-def refused(case: VerifyCase) -> Iterator[Reading]:
+def refused(case: VerifyCase) -> Iterator[VerifyReading]:
     """A run with more ranks than GPUs is refused before a rank starts."""
     count = len(case.machine.gpus)
     runner = case.runner(count + 1, gpus_per_rank=1)
@@ -176,13 +176,13 @@ def refused(case: VerifyCase) -> Iterator[Reading]:
     else:
         seen, told = "the run was not refused", False
     name = f"{count + 1} ranks with gpus_per_rank=1 on {count} GPUs"
-    yield Reading(name, seen, "a GpuError with both numbers", told)
+    yield VerifyReading(name, seen, "a GpuError with both numbers", told)
     started = len(runner.last_run.ranks) if runner.last_run is not None else 0
     yield equal("ranks that were started", started, 0)
 
 
 @check("howto/gpu.md#two-ranks-on-one-gpu", 150, _GPU)
-def shared(case: VerifyCase) -> Iterator[Reading]:
+def shared(case: VerifyCase) -> Iterator[VerifyReading]:
     """gpus_per_rank=0.5 puts two ranks on one GPU.
 
     They reduce on the CPU, because NCCL has one rank per GPU.
@@ -228,7 +228,7 @@ def train_a_step() -> tuple[float, str]:
     return float(weight.detach()), weight.device.type
 
 
-def read_steps(results: Sequence[tuple[float, str]], device: str) -> list[Reading]:
+def read_steps(results: Sequence[tuple[float, str]], device: str) -> list[VerifyReading]:
     """What the ranks' weights are after :func:`train_a_step`."""
     count = len(results)
     mean = -(count + 1) / 2
@@ -261,14 +261,14 @@ def try_nccl() -> str:
     return "" if float(total[0]) == hvd.size() else f"a sum of {float(total[0])}"
 
 
-def read_refusal(errors: Sequence[str]) -> Reading:
+def read_refusal(errors: Sequence[str]) -> VerifyReading:
     """What NCCL does with two ranks on one GPU."""
     refusals = {error for error in errors if error}
     wrong = any(error.startswith("a sum of") for error in refusals)
     seen = "; ".join(sorted(refusals)) or "the right sum"
     expected = "an error on both ranks (NCCL has one rank per GPU), or the right sum"
     ok = not wrong and (not refusals or all(errors))
-    return Reading("NCCL between two ranks on one GPU", seen, expected, ok)
+    return VerifyReading("NCCL between two ranks on one GPU", seen, expected, ok)
 
 
 class Expected(NamedTuple):
@@ -286,12 +286,12 @@ def _in_order(machine: ThisMachine) -> list[Expected]:
 
 def _run(
     case: VerifyCase, *, pin: bool, expected: Sequence[Expected], **options: Any
-) -> list[Reading]:
+) -> list[VerifyReading]:
     results = case.runner(len(expected), **options).run_all(torch_device, pin=pin)
     return read_devices(results, expected)
 
 
-def read_devices(results: Sequence[Device], expected: Sequence[Expected]) -> list[Reading]:
+def read_devices(results: Sequence[Device], expected: Sequence[Expected]) -> list[VerifyReading]:
     """Compare what the ranks see with what they should see.
 
     Args:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from horovod_runner.common.text import bytes_text
-from horovod_runner.tools.verify.check import Reading, VerifyCase, check, equal, listed
+from horovod_runner.tools.verify.check import VerifyCase, VerifyReading, check, equal, listed
 from horovod_runner.wire.measurements import Machine
 
 _SECONDS: Final = 13.0  # a run measures its GPUs every five seconds
@@ -17,7 +17,7 @@ _FEWEST_STEPS: Final = 25  # torch's profiler records steps 10 to 20
 
 
 @check("howto/gpu.md#how-busy-they-are", 120)
-def profile(case: VerifyCase) -> Iterator[Reading]:
+def profile(case: VerifyCase) -> Iterator[VerifyReading]:
     """A run measures its GPUs, and torch's profiler records their kernels."""
     traces = Path(case.folder, "traces")
     runner = case.runner(case.ranks(), torch_profiler=str(traces))
@@ -28,7 +28,7 @@ def profile(case: VerifyCase) -> Iterator[Reading]:
         return  # never: it has ended
     counted = [run.profile.steps(rank) for rank in range(len(steps))]
     yield equal("steps in the profile of each rank", listed(counted), listed(steps))
-    yield Reading("diagnosis", " ".join(str(run.diagnose()).splitlines()[:2]))
+    yield VerifyReading("diagnosis", " ".join(str(run.diagnose()).splitlines()[:2]))
     texts = {
         each.rank: gzip.decompress(Path(each.path).read_bytes()).decode(errors="replace")
         for each in run.traces
@@ -75,7 +75,7 @@ def train(seconds: float, width: int) -> int:
         steps += 1
 
 
-def read_traces(texts: Mapping[int, str], ranks: int, *, on_gpus: bool) -> Reading:
+def read_traces(texts: Mapping[int, str], ranks: int, *, on_gpus: bool) -> VerifyReading:
     """What the traces of torch's profiler show.
 
     Args:
@@ -92,7 +92,7 @@ def read_traces(texts: Mapping[int, str], ranks: int, *, on_gpus: bool) -> Readi
 
 def read_machines(
     rows: Mapping[int, Sequence[Machine]], ranks: int, *, measured: bool
-) -> list[Reading]:
+) -> list[VerifyReading]:
     """What the run measured of its GPUs.
 
     Args:
@@ -102,7 +102,7 @@ def read_machines(
     """
     if not measured:
         remedy = "not measured: pip install 'horovod_runner[gpu]' (nvidia-ml-py)"
-        return [Reading("GPUs that the run measured", remedy)]
+        return [VerifyReading("GPUs that the run measured", remedy)]
     found = [
         max(rows.get(rank, ()), key=lambda m: m.gpu_busy, default=None) for rank in range(ranks)
     ]
@@ -116,14 +116,16 @@ def read_machines(
         equal(
             "GPUs that the run measured, by rank", listed(m.gpus for m in each), listed([1] * ranks)
         ),
-        Reading("how busy they were at most", busy, "above 0%", _all(m.gpu_busy > 0 for m in each)),
-        Reading(
+        VerifyReading(
+            "how busy they were at most", busy, "above 0%", _all(m.gpu_busy > 0 for m in each)
+        ),
+        VerifyReading(
             "memory in use on them",
             memory,
             "above 0",
             _all(0 < m.gpu_memory <= m.gpu_memory_limit for m in each),
         ),
-        Reading("GPUs slowed by heat or power", listed(m.gpus_slowed for m in each)),
+        VerifyReading("GPUs slowed by heat or power", listed(m.gpus_slowed for m in each)),
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from horovod_runner.tools.verify.check import Reading, VerifyCase, check, equal
+from horovod_runner.tools.verify.check import VerifyCase, VerifyReading, check, equal
 
 _CLOSE: Final = 1e-3  # relative
 _FEATURES: Final = 64
@@ -31,7 +31,7 @@ class Sharded(NamedTuple):
 
 
 @check("howto/gpu.md#other-libraries", 120)
-def fsdp2(case: VerifyCase) -> Iterator[Reading]:
+def fsdp2(case: VerifyCase) -> Iterator[VerifyReading]:
     """FSDP2 shards a model over the ranks' GPUs, with the losses of the model in one piece."""
     results = case.runner(case.ranks()).run_all(train, steps=3 if case.quick else 20)
     yield from read_sharded(results, "cuda" if case.on_gpus() else "cpu")
@@ -89,7 +89,7 @@ def train(steps: int) -> Sharded:
     return Sharded(parts[0].device.type, held, weights, losses, expected)
 
 
-def read_sharded(results: Sequence[Sharded], device: str) -> list[Reading]:
+def read_sharded(results: Sequence[Sharded], device: str) -> list[VerifyReading]:
     """What the ranks saw.
 
     Args:
@@ -107,7 +107,7 @@ def read_sharded(results: Sequence[Sharded], device: str) -> list[Reading]:
             sum(parts),
             first.weights,
         ),
-        Reading(
+        VerifyReading(
             f"losses of {len(first.losses)} steps, relative difference to a model in one piece",
             f"{apart:.1e}",
             f"at most {_CLOSE:g}",

@@ -7,7 +7,7 @@ from statistics import mean
 from typing import Any, Final, NamedTuple
 
 from horovod_runner.results.page.numbers import duration
-from horovod_runner.tools.verify.check import Needs, Reading, VerifyCase, check, equal, speed
+from horovod_runner.tools.verify.check import Needs, VerifyCase, VerifyReading, check, equal, speed
 from horovod_runner.tools.verify.checks.timing import take_turns
 
 _LEAST: Final = {"plain PyTorch": 0.95, "DDP": 0.85}
@@ -52,18 +52,18 @@ class TrainedRank(NamedTuple):
 
 
 @check("howto/gpu.md#how-fast", 180)
-def resnet50(case: VerifyCase) -> Iterator[Reading]:
+def resnet50(case: VerifyCase) -> Iterator[VerifyReading]:
     """With one rank, ResNet-50 trains as fast as with plain PyTorch, with the same losses."""
     yield from _compare(case, 1, "plain PyTorch")
 
 
 @check("howto/gpu.md#how-fast", 180, Needs(several=True))
-def resnet50_all(case: VerifyCase) -> Iterator[Reading]:
+def resnet50_all(case: VerifyCase) -> Iterator[VerifyReading]:
     """With a rank per GPU, ResNet-50 trains about as fast as with DDP, and weights stay equal."""
     yield from _compare(case, case.ranks(), "DDP")
 
 
-def _compare(case: VerifyCase, ranks: int, peer: str) -> list[Reading]:
+def _compare(case: VerifyCase, ranks: int, peer: str) -> list[VerifyReading]:
     size = _QUICK if case.quick or not case.on_gpus() else _FULL
     results = case.runner(ranks).run_all(train, size=size, peer=peer)
     return read_training(results, size, peer, judge=case.judges_speed())
@@ -132,7 +132,7 @@ def train(size: TrainingSize, peer: str) -> TrainedRank:
 
 def read_training(
     results: Sequence[TrainedRank], size: TrainingSize, peer: str, *, judge: bool
-) -> list[Reading]:
+) -> list[VerifyReading]:
     """What the ranks measured.
 
     Args:
@@ -152,7 +152,7 @@ def read_training(
     for number, step in enumerate((1, min(_LATER, size.steps * size.turns))):
         ours, theirs = (mean(r.losses[s][number] for r in results) for s in ("Horovod", peer))
         near = abs(ours - theirs) <= _CLOSE * abs(theirs)
-        readings.append(Reading(f"loss of step {step}", f"{ours:.4f}", f"{theirs:.4f}", near))
+        readings.append(VerifyReading(f"loss of step {step}", f"{ours:.4f}", f"{theirs:.4f}", near))
     spread = max(each.spread for each in results)
     readings.append(equal("difference between the ranks' weights", f"{spread:g}", "0"))
     return readings
