@@ -88,6 +88,8 @@ class Checkpointed:
 def checkpointed(**objects: Any) -> Checkpointed:
     """Keep objects in the run's checkpoints, and load the latest one into them now.
 
+    For example::
+
         kept = checkpointed(model=model, optimizer=optimizer, batches=batches, best=0.0)
         for epoch in epochs(5):
             for x, y in batches:

@@ -77,6 +77,8 @@ def fit(
 ) -> Fitted:
     """Train a network on a dataset, and return it with its metrics.
 
+    For example::
+
         result = fit(
             Net, digits, x="image", y="label", loss=CrossEntropyLoss(),
             optimizer=lambda parameters: Adam(parameters, 3e-3), global_batch=64, epochs=5,
