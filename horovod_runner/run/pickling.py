@@ -123,7 +123,7 @@ class _CallPickler(_Pickler):
         return super().reducer_override(obj)
 
 
-class _UnpicklableFinder(_CallPickler):
+class _DefinitionFinder(_CallPickler):
     """Writes nothing, and finds what is defined in ``__main__``.
 
     Attributes:
@@ -139,8 +139,10 @@ class _UnpicklableFinder(_CallPickler):
             name = obj.__name__
             if self._names.get(name) is obj:
                 self.defined[name] = obj
-        package = type(obj).__module__.partition(".")[0]
-        if package in ("torch", "numpy") and str(getattr(obj, "dtype", "object")) != "object":
+        kind = type(obj)
+        package = kind.__module__.partition(".")[0]
+        # Of the class: modules such as torch.classes raise errors of their own for such a name.
+        if package in ("torch", "numpy") and hasattr(kind, "dtype") and obj.dtype != object:
             return int, ()  # large, and nothing is defined in it
         return super().reducer_override(obj)
 
@@ -172,7 +174,7 @@ def pickle_call(
     """
     file = io.BytesIO()
     with by_value(ship_modules):
-        finder = _UnpicklableFinder(main)
+        finder = _DefinitionFinder(main)
         finder.dump((main, kwargs))
         pickler = _CallPickler(file, main)
         pickler.dump((finder.defined, main if isinstance(main, Script) else None))

@@ -110,6 +110,13 @@ def test_a_stand_in_for_a_tensor_on_a_gpu_is_refused(monkeypatch: pytest.MonkeyP
     assert "a tensor on a GPU" in text
 
 
+def test_a_module_that_raises_errors_of_its_own_goes_along() -> None:
+    classes = pytest.importorskip("torch").classes
+    with pytest.raises(RuntimeError):
+        _ = classes.dtype.real
+    assert make(lambda: classes, {})
+
+
 def test_what_no_task_can_be_sent_is_refused_before_it_is_copied(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
