@@ -161,6 +161,8 @@ def running() -> Iterator[Docker]:
         fcntl.flock(lock, fcntl.LOCK_EX)
         # Not below the cache: the path of a socket has at most 107 characters.
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="docker-")))
+        # What containers with the host's network leave mounted there.
+        stack.callback(_unmount, folder / "exec" / "netns" / "default")
         _add_compose(folder)
         socket = f"unix://{folder}/docker.sock"
         command = [
@@ -303,6 +305,11 @@ def _end(daemon: subprocess.Popen[str]) -> None:
     except subprocess.TimeoutExpired:
         daemon.kill()
         daemon.wait()
+
+
+def _unmount(path: Path) -> None:
+    if path.is_mount():
+        subprocess.run(["umount", path], check=True)
 
 
 def answers(url: str) -> bool:

@@ -34,7 +34,8 @@ def main() -> None:
 
 def _end_with_input() -> None:
     """Kill all descendants once the input has closed, again and again: they may start others."""
-    sys.stdin.buffer.read()
+    while os.read(0, 1):  # by a buffered file, Python could not end while it is read
+        pass
     while True:
         for each in psutil.Process().children(recursive=True):
             with suppress(psutil.Error):

@@ -36,7 +36,8 @@ def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
 
 # Slow: doctor starts Spark, and ranks with each framework, all of them cold.
 def test_doctor_finds_all_well_here() -> None:
-    done = command("doctor", "--master", "local[2]", "--json")
+    prints_to_stdout = "-XX:+PrintCommandLineFlags"
+    done = command("doctor", "--master", "local[2]", "--json", JAVA_TOOL_OPTIONS=prints_to_stdout)
     report = json.loads(done.stdout)
     assert report["ok"], report
     assert done.returncode == 0

@@ -13,6 +13,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -65,7 +66,24 @@ def _doctor(options: argparse.Namespace) -> int:
         findings, verdict = examine_folder(options.path, options.master), "Runs can use it."
     else:
         findings, verdict = examine(options.master), "Everything works."
+    if options.json:
+        with _stdout_to_stderr():
+            findings = iter([*findings])
     return report(findings, as_json=options.json, say=print, verdict=verdict)
+
+
+@contextmanager
+def _stdout_to_stderr() -> Iterator[None]:
+    """Let what child processes such as Spark's Java print to stdout go to stderr."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 @dataclass(frozen=True)
