@@ -299,6 +299,39 @@ def test_the_table_says_what_columns_of_a_dataframe_become_in_fit(
     compare_fitted(rows, tmp_path, where="spark")
 
 
+@pytest.mark.horovod
+@pytest.mark.places("spark")
+def test_an_estimator_and_its_model_get_what_fit_gets(ranks: Ranks, tmp_path: Path) -> None:
+    from horovod_runner.ml.torch import TorchEstimator
+
+    assert ranks.spark is not None
+    pq.write_table(table(), tmp_path / "0.parquet")
+    rows = ranks.spark.read.parquet(str(tmp_path / "0.parquet")).coalesce(1)
+    stated = on_the_page()["fit, PyTorch"]
+    expected = {asked: cell for asked, cell in stated.items() if cell != "error"}
+    padded = [asked for asked in expected if asked.endswith(", padded")]
+    for names in (sorted(expected.keys() - padded), padded):
+        columns = [asked_for(asked) for asked in names]
+        options: dict[str, Any] = {"pad_ragged": {}, "images": {}}
+        for _, given in columns:
+            for option, values in given.items():
+                options[option] |= values
+        model = TorchEstimator(
+            np=1,
+            model=net(tmp_path, names),
+            loss=mean_square,
+            optimizer=descent,
+            feature_cols=[name for name, _ in columns],
+            labelCol="number",
+            batch_size=ROWS,
+            **options,
+        ).fit(rows)
+        wanted = {asked: expected[asked] for asked in names}
+        assert json.loads((tmp_path / "fit.json").read_text()) == wanted
+        model.transform(rows).collect()
+        assert json.loads((tmp_path / "predict.json").read_text()) == wanted
+
+
 def test_predict_says_that_files_are_read_first(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"Read files first: spark\.read\.parquet"):
         predict(parquet(str(tmp_path)), say, ["number"], {"p": "string"})

@@ -38,6 +38,9 @@ TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 _PACKAGES = ("docker.io", "debootstrap")
 _PYTHON = "ca-certificates,netbase,python-is-python3,python3-dev,python3-venv,tzdata"
 CUDA_IMAGE = "horovod-runner:cuda"
+_DATA = CACHE / "docker-data"
+_BROKEN = "broken"  # a file in that folder
+_CACHED = "15GB"  # for the next build
 # A toolkit as NVIDIA's image has it, from wheels: libraries there have names without a version.
 _TOOLKIT = """
 FROM {base}
@@ -163,11 +166,13 @@ def running() -> Iterator[Docker]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="docker-")))
         # What containers with the host's network leave mounted there.
         stack.callback(_unmount, folder / "exec" / "netns" / "default")
+        if (_DATA / _BROKEN).exists():
+            shutil.rmtree(_DATA)
         _add_compose(folder)
         socket = f"unix://{folder}/docker.sock"
         command = [
             *("setpriv", "--pdeathsig", "TERM", dockerd, "--host", socket),
-            *("--data-root", str(CACHE / "docker-data"), "--exec-root", str(folder / "exec")),
+            *("--data-root", str(_DATA), "--exec-root", str(folder / "exec")),
             *("--pidfile", str(folder / "docker.pid")),
         ]
         environment = {
@@ -180,7 +185,7 @@ def running() -> Iterator[Docker]:
         daemon = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         stack.callback(_end, daemon)
         _await_start(daemon, folder / "dockerd.log")
-        stack.callback(_remove_containers, docker)
+        stack.callback(_clean, docker)
         yield docker
 
 
@@ -271,11 +276,16 @@ def _await_start(daemon: subprocess.Popen[str], log: Path) -> None:
     threading.Thread(target=write, daemon=True).start()
 
 
-def _remove_containers(docker: Docker) -> None:
+def _clean(docker: Docker) -> None:
+    """Remove containers, and of the cache what the latest images were not built with."""
     found = docker("ps", "--all", "--quiet").stdout.split()
     if found:
         docker("rm", "--force", "--volumes", *found)
     docker("network", "prune", "--force")
+    docker("image", "prune", "--force")
+    pruned = docker("builder", "prune", "--force", f"--keep-storage={_CACHED}")
+    if pruned.returncode:  # the cache of an engine that was killed once may be beyond repair
+        (_DATA / _BROKEN).touch()
 
 
 def _forward_policy() -> str:
