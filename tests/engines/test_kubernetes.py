@@ -195,9 +195,8 @@ def test_no_step_is_lost_when_a_pod_is_evicted_from_an_executor_that_is_told(
     with client_mode(checkout, tmp_path, PROGRAMS, "grow", **settings) as driver:
         pods = [line.split()[-1] for line in lines_with(driver, "up ", 2)]
         checkout.evict(pods[-1])
-        lines_with(driver, "is being decommissioned", 1)
-        (last,) = lines_with(driver, "ranks: from", 1)
-    assert re.search(r"ranks: from 2 to 2 in [2-4] attempts", last)
+        (ends,) = lines_with(driver, "ends:", 1)
+    assert ends == "ends: from 2 to 1 ranks; from 1 to 2 ranks; finished"
 
 
 def test_pods_that_no_node_takes_are_named_with_kubernetes_reason(
@@ -277,6 +276,7 @@ def product(checkout: Checkout) -> str:
     return f"docker.io/library/{image}"
 
 
+@pytest.mark.timeout(3000)  # the first build of the image takes longer than any test
 def test_the_products_image_is_all_that_pods_need(
     checkout: Checkout, product: str, tmp_path: Path
 ) -> None:

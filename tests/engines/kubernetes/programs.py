@@ -73,7 +73,9 @@ def grow() -> None:
     """Lose a pod of an elastic run and get another one."""
     runner = HorovodRunner(np=(1, 2), max_restarts=3, grow_after=0.0, cluster_config=SLOTS)
     sizes = runner.run(step_until_a_pod_has_come_back)
-    print("ranks: from", sizes[0], "to", sizes[-1], "in", len(runner.last_run.attempts), "attempts")
+    attempts = runner.last_run.attempts
+    print("ranks: from", sizes[0], "to", sizes[-1], "in", len(attempts), "attempts")
+    print("ends:", "; ".join(each.change or each.error or "finished" for each in attempts))
 
 
 def count() -> None:
