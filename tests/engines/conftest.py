@@ -8,6 +8,7 @@ import pytest
 
 from tests.engines import hadoop as engine
 from tests.engines.hadoop import Hadoop
+from tests.engines.maven import EngineError
 
 
 @pytest.fixture(scope="session")
@@ -19,5 +20,5 @@ def hadoop() -> Iterator[Hadoop]:
                 for name, value in hadoop.environment.items():
                     patch.setenv(name, value)
                 yield hadoop
-        except engine.EngineError as error:
+        except EngineError as error:
             pytest.exit(str(error), returncode=1)
