@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 import pyarrow as pa
 
 from horovod_runner.common.arguments import parameters_of, suggest_fields
+from horovod_runner.common.spark_session import with_fixed_files
 from horovod_runner.data.pack import arrow_rows
 from horovod_runner.data.pack import columns as column_types
 from horovod_runner.data.read import listing
@@ -80,6 +81,10 @@ class Source(ABC):
 
     def for_examples(self) -> Source:
         """A source with the same first rows, which does not keep the others in memory."""
+        return self
+
+    def fixed(self) -> Source:
+        """A source that has the rows of now in all attempts of a run."""
         return self
 
     def head(self, count: int) -> pa.RecordBatch:
@@ -277,6 +282,10 @@ class DataFrameSource(Source):
     def __init__(self, dataframe: DataFrame, columns: Iterable[str] = ()) -> None:
         self.dataframe = dataframe
         self._columns = list(columns)
+
+    def fixed(self) -> Source:
+        """See :class:`Source`."""
+        return DataFrameSource(with_fixed_files(self.dataframe), self._columns)
 
     def head(self, count: int) -> pa.RecordBatch:
         """See :class:`Source`."""
