@@ -134,7 +134,8 @@ class parquet(Source):  # noqa: N801 - reads as a call
 class delta(Source):  # noqa: N801 - reads as a call
     """A Delta table, which the ranks read themselves; requires deltalake.
 
-    Deletion vectors and renamed columns are taken into account. The version is fixed when the run
+    Deletion vectors are taken into account, and columns that were renamed, dropped or added; those
+    are null in files that lack them. The version is fixed when the run
     begins: later changes are not seen.
 
     Args:

@@ -20,10 +20,8 @@ from horovod_runner.data.read.listing import Reading, inspect
 from horovod_runner.errors import DataError
 
 # Features of a table that change how it is read, and that are read here.
-_FEATURES = {
-    *("columnMapping", "deletionVectors", "timestampNtz", "v2Checkpoint"),
-    "vacuumProtocolCheck",
-}
+_FEATURES = {"columnMapping", "deletionVectors", "timestampNtz", "v2Checkpoint"}
+_INSTEAD = "pass a Spark DataFrame: spark.read.format('delta').load(path)"
 
 
 def find(path: str, version: int | None, reading: Reading) -> Files:
@@ -48,7 +46,8 @@ def find(path: str, version: int | None, reading: Reading) -> Files:
     try:
         table = DeltaTable(path, version=version, storage_options=storage)
         features = set(table.protocol().reader_features or ())
-        _refuse_features(path, features - _FEATURES)
+        # The last one is about what VACUUM may delete.
+        _refuse_features(path, features - _FEATURES - {"vacuumProtocolCheck"})
         fields = json.loads(table.schema().to_json())["fields"]
         schema = pa.schema(table.schema().to_arrow()).remove_metadata()
         actions = pa.table(table.get_add_actions(flatten=True)).to_pylist()
@@ -97,17 +96,14 @@ def find(path: str, version: int | None, reading: Reading) -> Files:
     return inspect(filesystem, sorted(files, key=lambda file: file.path), reading, refused)
 
 
-_INSTEAD = "pass a Spark DataFrame: spark.read.format('delta').load(path)"
-
-
 def _refuse_features(path: str, features: Iterable[str]) -> None:
     """Refuse a table with features that change how it is read, and that are not read here."""
     if features:
-        first = min(features)
+        some, *_ = sorted(features)
         raise DataError(
             f"the Delta table {path} has features that the ranks cannot read: "
             f"{', '.join(sorted(features))}. {_INSTEAD[0].upper()}{_INSTEAD[1:]}; or turn each of "
-            f"them off in Spark: ALTER TABLE delta.`{path}` DROP FEATURE `{first}`"
+            f"them off in Spark: ALTER TABLE delta.`{path}` DROP FEATURE `{some}`"
         )
 
 

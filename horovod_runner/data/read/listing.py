@@ -227,9 +227,8 @@ def _possible(
         constants &= column == value if value.is_valid else column.is_null()
     try:
         schema.empty_table().filter(expression)
-        if any(
-            name != other for name, other in file.names.items()
-        ):  # statistics use the names in the file
+        # Statistics use the names in the file.
+        if any(name != name_in_file for name_in_file, name in file.names.items()):
             return set(range(groups))
         with opened(filesystem, file.path) as handle:
             whole = ds.ParquetFileFormat().make_fragment(handle, partition_expression=constants)
