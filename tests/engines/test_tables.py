@@ -34,7 +34,7 @@ UPGRADE = (
     "SET TBLPROPERTIES('delta.columnMapping.mode' = 'name', "
     "'delta.minReaderVersion' = '2', 'delta.minWriterVersion' = '5')"
 )
-_EVENT_SECONDS = 200
+_EVENT_SECONDS = 400
 
 
 class Tables:
@@ -343,14 +343,14 @@ def test_ranks_with_a_dataframe_of_delta_keep_the_version(tables: Tables, tmp_pa
 def test_ranks_with_a_dataframe_of_iceberg_keep_the_snapshot(
     tables: Tables, tmp_path: Path, version: str, kind: str
 ) -> None:
-    for number, runner in enumerate(dataframe_runners(tables, tmp_path)):
-        table, commits = iceberg_table(tables, f"kept_{version}_{number}", version)
-        deletes = tables.spark.table(f"{table}.delete_files").collect()
-        assert {each["file_format"] for each in deletes} == {kind}
-        data = tables.spark.read.format("iceberg").load(table)
-        data = data.selectExpr("id", "coalesce(later, x) AS x")  # null in files without it
-        assert rows_while_spark_commits(tables, runner, data, *commits) == BEGAN
-        assert tables.spark.table(table).count() == 850
+    runner = dataframe_runners(tables, tmp_path)[version == "3"]
+    table, commits = iceberg_table(tables, f"kept_{version}", version)
+    deletes = tables.spark.table(f"{table}.delete_files").collect()
+    assert {each["file_format"] for each in deletes} == {kind}
+    data = tables.spark.read.format("iceberg").load(table)
+    data = data.selectExpr("id", "coalesce(later, x) AS x")  # null in files without it
+    assert rows_while_spark_commits(tables, runner, data, *commits) == BEGAN
+    assert tables.spark.table(table).count() == 850
 
 
 @pytest.mark.parametrize("kind", ["delta", "iceberg"])
