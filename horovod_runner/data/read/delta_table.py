@@ -99,11 +99,10 @@ def find(path: str, version: int | None, reading: Reading) -> Files:
 def _refuse_features(path: str, features: Iterable[str]) -> None:
     """Refuse a table with features that change how it is read, and that are not read here."""
     if features:
-        some, *_ = sorted(features)
         raise DataError(
             f"the Delta table {path} has features that the ranks cannot read: "
             f"{', '.join(sorted(features))}. {_INSTEAD[0].upper()}{_INSTEAD[1:]}; or turn each of "
-            f"them off in Spark: ALTER TABLE delta.`{path}` DROP FEATURE `{some}`"
+            f"them off in Spark: ALTER TABLE delta.`{path}` DROP FEATURE `{min(features)}`"
         )
 
 
