@@ -5,7 +5,7 @@
 #   make check    lint, types, import contract and the fast tests
 # And what runs at night and before a release, for an hour:
 #   make test-all all tests, on both dependency legs; or a part: make test-main, make test-petastorm
-#   make test-engines   real engines of this machine; or one: test-docker, test-yarn, test-kubernetes
+#   make test-engines   real engines of this machine; or one: test-docker, test-tables, test-yarn, ...
 #   make coverage the main leg again, with what it covers of the package
 #   make fuzz     the fire at a run's sockets, thirty times as long
 #   make oracle N=1000 SEED=1   random small trainings, judged against one process
@@ -86,7 +86,7 @@ CPU_BUILD := $(if $(wildcard /dev/nvidia0),,--cpu)
 HOROVOD_BUILD := horovod_runner/tools/horovod_build/source.py \
 	$(wildcard horovod_runner/tools/horovod_build/patches/*.patch horovod_runner/tools/horovod_build/overlay/*/*/*)
 
-.PHONY: demo test test-all test-quick test-engines test-docker test-yarn test-kubernetes packages-quick environments test-main test-petastorm test-petastorm-beside coverage fuzz mutants mutation oracle wheels packages docs notebooks check lint fast format bench clean
+.PHONY: demo test test-all test-quick test-engines test-docker test-tables test-yarn test-kubernetes packages-quick environments test-main test-petastorm test-petastorm-beside coverage fuzz mutants mutation oracle wheels packages docs notebooks check lint fast format bench clean
 
 # A checkout that is set up for the tests has all that the demo takes.
 demo: $(firstword $(wildcard $(MAIN)/.ready) $(MAIN)/.demo)
@@ -143,7 +143,7 @@ endif
 
 # One engine after the other: each needs the whole machine.
 test-engines:
-	@$(MAKE) --keep-going --jobs=1 test-docker test-yarn test-kubernetes
+	@$(MAKE) --keep-going --jobs=1 test-docker test-yarn test-tables test-kubernetes
 
 # The first build of an image takes longer than any test, so stacks are not dumped meanwhile.
 test-docker: $(MAIN)/.ready
@@ -153,6 +153,16 @@ test-docker: $(MAIN)/.ready
 test-yarn: $(MAIN)/.ready
 	$(apart) $(call with_java,$(MAIN)) $(MAIN)/bin/python -m pytest --places yarn \
 		tests/engines/test_hdfs.py tests/engines/test_yarn.py tests/engines/test_yarn_cluster_mode.py
+
+# On the second leg: there are Delta and Iceberg for its Spark.
+ifdef PYTHON_PETASTORM
+test-tables: $(PETASTORM)/.ready
+	$(apart) $(call with_java,$(PETASTORM)) $(PETASTORM)/bin/python -m pytest --places tables \
+		tests/engines/test_tables.py
+else
+test-tables:
+	@echo "no Python 3.11 or 3.12 here: the tests with Delta and Iceberg are left out"
+endif
 
 # Beside the main leg: what it prints comes in one piece.
 test-petastorm-beside: $(if $(PYTHON_PETASTORM),$(PETASTORM)/.ready)

@@ -12,8 +12,8 @@
 A test says where it runs by ``@pytest.mark.places("local", "cluster")``; without that it runs in
 `local` and `spark`. ``pytest --places`` says which of them a session of tests may use.
 
-Engines are places too, with a target of the Makefile each: `docker`, `kubernetes`, `yarn`. They
-belong to no other session of tests.
+Engines are places too, with a target of the Makefile each: `docker`, `kubernetes`, `tables` and
+`yarn`. They belong to no other session of tests.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 PLACES = ("local", "spark", "cluster", "connect", "slurm", "hosts")
 #: Engines, which are started for real; see tests/engines.
-ENGINES = ("docker", "kubernetes", "yarn")
+ENGINES = ("docker", "kubernetes", "tables", "yarn")
 #: For what every launcher has to do, wherever its ranks run.
 EVERYWHERE = ("local", "spark", "cluster", "connect", "slurm")
 #: Those with a Spark session in the tests' process.

@@ -96,6 +96,23 @@ def is_on_this_machine(spark: SparkSession) -> bool:
     return context is not None and str(context.master).startswith("local")
 
 
+def with_fixed_files(dataframe: DataFrame) -> DataFrame:
+    """A DataFrame that reads the files that its table has now, however often it is run.
+
+    Otherwise Spark looks for the newest version of a Delta or Iceberg table at each query. Spark
+    has no public function for it. What Spark plans anew while it runs (joins, sorts) is returned as
+    it is, and so is a DataFrame of Spark Connect.
+    """
+    spark: Any = dataframe.sparkSession
+    with suppress(Exception):  # Spark's internals; an error of the query itself comes up later
+        query = dataframe._jdf.queryExecution()
+        if query.executedPlan().nodeName() != "AdaptiveSparkPlan":
+            schema = dataframe._jdf.schema()
+            rows = spark._jsparkSession.internalCreateDataFrame(query.toRdd(), schema, False)
+            return type(dataframe)(rows, spark)
+    return dataframe
+
+
 def map_in_arrow(
     dataframe: DataFrame, function: Callable[[Any], Any], schema: str, **options: Any
 ) -> DataFrame:

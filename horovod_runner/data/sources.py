@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 import pyarrow as pa
 
 from horovod_runner.common.arguments import parameters_of, suggest_fields
+from horovod_runner.common.spark_session import with_fixed_files
 from horovod_runner.data.pack import arrow_rows
 from horovod_runner.data.pack import columns as column_types
 from horovod_runner.data.read import listing
@@ -82,6 +83,10 @@ class Source(ABC):
         """A source with the same first rows, which does not keep the others in memory."""
         return self
 
+    def fixed(self) -> Source:
+        """A source that has the rows of now in all attempts of a run."""
+        return self
+
     def head(self, count: int) -> pa.RecordBatch:
         """The first rows, as examples; fewer if there are not as many.
 
@@ -129,7 +134,8 @@ class parquet(Source):  # noqa: N801 - reads as a call
 class delta(Source):  # noqa: N801 - reads as a call
     """A Delta table, which the ranks read themselves; requires deltalake.
 
-    Deletion vectors and renamed columns are taken into account. The version is fixed when the run
+    Deletion vectors are taken into account, and columns that were renamed, dropped or added; those
+    are null in files that lack them. The version is fixed when the run
     begins: later changes are not seen.
 
     Args:
@@ -277,6 +283,10 @@ class DataFrameSource(Source):
     def __init__(self, dataframe: DataFrame, columns: Iterable[str] = ()) -> None:
         self.dataframe = dataframe
         self._columns = list(columns)
+
+    def fixed(self) -> Source:
+        """See :class:`Source`."""
+        return DataFrameSource(with_fixed_files(self.dataframe), self._columns)
 
     def head(self, count: int) -> pa.RecordBatch:
         """See :class:`Source`."""

@@ -75,9 +75,11 @@ class Datasets:
                 parent = None if config.shared_dir is None else Path(config.shared_dir)
                 folder = RunFolder(job.run_id, parent, limit=config.disk_limit)
                 shared = stack.enter_context(folder).path
-            readers = self._readers(shared, cancelled)
+            # All of them before the first is read: they may be parts of one table.
+            fixed = {name: source.fixed() for name, source in self.sources.items()}
+            readers = replace(self, sources=fixed)._readers(shared, cancelled)
             if shared is None:
-                dataframes = dataframes_of(self.sources)
+                dataframes = dataframes_of(fixed)
             try:
                 data = pickling.pickle_for_ranks(readers, ship_modules)
             except Exception as error:

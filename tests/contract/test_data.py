@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from horovod_runner import DataError, RankFailedError, SerializationError, log_to_driver
+from horovod_runner.common.spark_session import with_fixed_files
 from horovod_runner.data import Shard, evaluate, packed, parquet, petastorm
 from tests.conftest import Ranks, own_files
 from tests.programs import Program
@@ -436,3 +437,16 @@ def test_a_dataframe_of_a_cluster_is_packed_in_a_shared_folder_alone(ranks: Rank
     assert ranks.spark is not None
     with pytest.raises(DataError, match="shared_dir="), packed(ranks.spark.range(10)):
         raise AssertionError
+
+
+@pytest.mark.places("spark")
+def test_a_dataframe_is_planned_once_unless_its_plan_changes_while_it_runs(ranks: Ranks) -> None:
+    assert ranks.spark is not None
+    # Spark takes the time when it plans a query, as it looks for a table's files then.
+    frame = ranks.spark.range(1).selectExpr("current_timestamp() AS moment")
+    fixed = with_fixed_files(frame)
+    assert fixed.schema == frame.schema
+    assert len({row for _ in range(2) for row in fixed.toDF("x").collect()}) == 1
+    assert len({row for _ in range(2) for row in frame.toDF("x").collect()}) == 2
+    counts = ranks.spark.range(2).groupBy("id").count()
+    assert with_fixed_files(counts) is counts

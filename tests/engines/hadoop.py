@@ -29,10 +29,10 @@ from xml.etree import ElementTree
 import psutil
 
 from tests.engines import EngineError
+from tests.engines.maven import provide_jars
 from tests.engines.versions import HADOOP
 
 ROOT = Path(__file__).parents[2]
-CACHE = Path.home() / ".cache" / "horovod_runner" / "engines"
 _HOST = "127.0.0.1"
 _START_SECONDS = 180
 _NODE_MB = 8192
@@ -267,7 +267,9 @@ def running(settings: Mapping[str, str] | None = None) -> Iterator[Hadoop]:
     Raises:
         EngineError: it cannot run here.
     """
-    jars = provide_jars()
+    jars = provide_jars(
+        f"hadoop-{HADOOP}", [f"org.apache.hadoop:{module}:{HADOOP}" for module in _MODULES]
+    )
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hadoop-"))
         Path(folder).chmod(0o755)
@@ -275,46 +277,6 @@ def running(settings: Mapping[str, str] | None = None) -> Iterator[Hadoop]:
         stack.callback(hadoop.close)
         hadoop.start()
         yield hadoop
-
-
-def provide_jars(modules: Sequence[str] = _MODULES, name: str = "hadoop") -> Path:
-    """The folder of Hadoop's jars, downloaded once.
-
-    Raises:
-        EngineError: Java or Maven is missing, or Maven Central cannot be reached.
-    """
-    for program in ("java", "mvn"):
-        if shutil.which(program) is None:
-            raise EngineError(f"Hadoop: {program} is not on PATH (Debian: default-jre, maven).")
-    folder = CACHE / f"{name}-{HADOOP}"
-    if folder.exists():
-        return folder
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=CACHE) as unfinished:
-        Path(unfinished, "pom.xml").write_text(_project(modules))
-        done = subprocess.run(
-            ["mvn", "-q", "-B", "dependency:copy-dependencies", "-DoutputDirectory=jars"],
-            cwd=unfinished, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        if done.returncode:
-            raise EngineError(f"Hadoop: Maven failed: {done.stdout[-500:]}")
-        if not folder.exists():  # another process may have been faster
-            Path(unfinished, "jars").rename(folder)
-    return folder
-
-
-def _project(modules: Sequence[str]) -> str:
-    """A Maven project that depends on modules of Hadoop."""
-    dependencies = "".join(
-        f"<dependency><groupId>org.apache.hadoop</groupId><artifactId>{module}</artifactId>"
-        f"<version>{HADOOP}</version></dependency>"
-        for module in modules
-    )
-    return (
-        '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>'
-        "<groupId>tests</groupId><artifactId>hadoop</artifactId><version>1</version>"
-        f"<dependencies>{dependencies}</dependencies></project>"
-    )
 
 
 _HDFS_SITE = {

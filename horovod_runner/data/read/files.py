@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -32,7 +32,10 @@ class File:
         path: in its filesystem's form.
         constants: columns that are not in the file, with one value for all rows.
         kept: a bit for each row, packed by 8: whether the row counts. None: all rows count.
-        names: column names in the file mapped to names in the dataset, where they differ.
+        names: column names in the file mapped to names in the dataset: with ``schema`` of all of
+            its columns, otherwise of those that differ.
+        schema: the columns of the dataset, if something other than the file says them; the file
+            may lack some, and have others.
         version: changes with the file, see :func:`version_of`.
     """
 
@@ -41,6 +44,23 @@ class File:
     kept: bytes | None = None
     names: Mapping[str, str] = field(default_factory=dict)
     version: str = ""
+    schema: pa.Schema | None = None
+
+    def fitted(self, own: pa.Schema) -> File:
+        """Add columns of the dataset that the file lacks, as nulls.
+
+        Args:
+            own: the file's columns.
+        """
+        if self.schema is None:
+            return self
+        known = {*self.constants, *(self.names[name] for name in own.names if name in self.names)}
+        nulls = {
+            field.name: pa.scalar(None, field.type)
+            for field in self.schema
+            if field.name not in known
+        }
+        return replace(self, constants={**self.constants, **nulls})
 
     def table(self, rows: pa.RecordBatch | pa.Table, first: int) -> pa.Table:
         """Turn rows of the file into rows of the dataset.
@@ -50,9 +70,13 @@ class File:
             first: number of the first of them in the file.
         """
         table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
+        if self.schema is not None:
+            table = table.select([name for name in table.column_names if name in self.names])
         table = table.rename_columns([self.names.get(name, name) for name in table.column_names])
         for name, value in self.constants.items():
             table = table.append_column(name, pa.repeat(value, len(table)))
+        if self.schema is not None:
+            table = _in_types_of(self.schema, table)
         if self.kept is None:
             return table
         # Starts at a whole byte: bits before the first row are cut off below.
@@ -122,6 +146,17 @@ class Files(ArrowReader):
             )
 
 
+def _in_types_of(schema: pa.Schema, table: pa.Table) -> pa.Table:
+    """Columns in a schema's order and types; nested ones keep the types of their file."""
+    # Not a new table: one without columns would have no rows.
+    table = table.select([name for name in schema.names if name in table.column_names])
+    for at, own in enumerate(table.schema):
+        type_ = schema.field(own.name).type
+        if own.type != type_ and not pa.types.is_nested(type_):
+            table = table.set_column(at, own.name, table.column(at).cast(type_))
+    return table
+
+
 def read_groups(
     filesystem: Any, file: File, groups: Sequence[int], names: Sequence[str]
 ) -> Iterator[pa.Table]:
@@ -140,7 +175,10 @@ def read_groups(
         # Without a buffer Arrow holds whole row groups. On a remote filesystem each column would
         # fill its buffer with small requests, one after the other.
         buffer = _BUFFER_BYTES if _is_local(filesystem) else 0
-        parquet = pq.ParquetFile(handle, metadata=footer, buffer_size=buffer)
+        # Spark's INT96 in nanoseconds would wrap around outside of the years 1678 to 2261.
+        parquet = pq.ParquetFile(
+            handle, metadata=footer, buffer_size=buffer, coerce_int96_timestamp_unit="us"
+        )
         for group in groups:
             first = int(starts[group])
             # Units are read by threads of our own: Arrow's threads would wait for each other.

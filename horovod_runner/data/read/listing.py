@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, TypeAlias, TypedDict
 from urllib.parse import unquote
 
@@ -14,6 +15,7 @@ import pyarrow.parquet as pq
 
 from horovod_runner.data.pack import columns as column_types
 from horovod_runner.data.pack.layout import fingerprint_of
+from horovod_runner.data.pack.nested import leaves
 from horovod_runner.data.read.files import (
     File,
     Files,
@@ -106,8 +108,19 @@ def _type_of(texts: Sequence[str]) -> pa.DataType:
     return pa.int64() if all(text.lstrip("-").isdigit() for text in texts) else pa.string()
 
 
-def inspect(filesystem: Any, files: Sequence[File], reading: Reading) -> Files:
+def inspect(
+    filesystem: Any,
+    files: Sequence[File],
+    reading: Reading,
+    refused: Mapping[str, str] = MappingProxyType({}),
+) -> Files:
     """Read the schema of some files, and count the rows that pass the filter.
+
+    Args:
+        filesystem: fsspec's.
+        files: the files.
+        reading: what of them is read, and how.
+        refused: columns that cannot be read, and why.
 
     Raises:
         DataError: a file cannot be read, or its columns differ from the first file's.
@@ -115,13 +128,14 @@ def inspect(filesystem: Any, files: Sequence[File], reading: Reading) -> Files:
     expression = _expression(reading.filter)
     groups, schema, inspected = [], None, []
     needed: list[str] = []
-    refused: dict[str, str] = {}
+    refused = dict(refused)
     for number, file in enumerate(files):
         file = replace(file, version=version_of(filesystem, file.path))  # noqa: PLW2901
         try:
             footer = footer_of(filesystem, file.path, file.version)
             rows = group_rows(footer)
             plain = footer.schema.to_arrow_schema().remove_metadata()
+            file = file.fitted(plain)  # noqa: PLW2901
             file_schema = file.table(plain.empty_table(), 0).schema
             needed = _needed(expression, file_schema)
             if expression is not None or file.kept is not None:
@@ -135,6 +149,12 @@ def inspect(filesystem: Any, files: Sequence[File], reading: Reading) -> Files:
                 f"{file.path} cannot be read as Parquet: {error}. If it is another kind of file, "
                 "name the Parquet files by a pattern: 'folder/*.parquet'"
             ) from error
+        for name in _with_other_fields(file.schema, file_schema):
+            refused.setdefault(
+                name,
+                f"column {name!r} has other fields in {file.path} than in the table: fields were "
+                "added or dropped later. Leave it out with columns=, or pass a Spark DataFrame",
+            )
         if schema is None:
             schema = file_schema
         elif file_schema != schema:
@@ -162,6 +182,15 @@ def inspect(filesystem: Any, files: Sequence[File], reading: Reading) -> Files:
         fill_null=reading.fill_null or {},
         ragged=reading.ragged,
     )
+
+
+def _with_other_fields(schema: pa.Schema | None, own: pa.Schema) -> list[str]:
+    """The nested columns whose fields in a file are not those that its table says."""
+    return [
+        field.name
+        for field in schema or ()
+        if leaves(pa.schema([field])).keys() != leaves(pa.schema([own.field(field.name)])).keys()
+    ]
 
 
 def _expression(filter_: Filter | None) -> pc.Expression | None:
@@ -194,10 +223,12 @@ def _possible(
 
     constants = ds.scalar(True)
     for name, value in file.constants.items():
-        constants &= ds.field(name) == value
+        column = ds.field(name)
+        constants &= column == value if value.is_valid else column.is_null()
     try:
         schema.empty_table().filter(expression)
-        if file.names:  # statistics use the names in the file
+        # Statistics use the names in the file.
+        if any(name != name_in_file for name_in_file, name in file.names.items()):
             return set(range(groups))
         with opened(filesystem, file.path) as handle:
             whole = ds.ParquetFileFormat().make_fragment(handle, partition_expression=constants)

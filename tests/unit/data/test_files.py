@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import struct
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -286,22 +287,94 @@ def test_the_current_rows_of_a_delta_table_are_read(delta: Path) -> None:
 
 def test_rows_that_deletion_vectors_delete_are_not_read(delta: Path) -> None:
     add = next(e["add"] for e in log_of(delta) if "add" in e and "state=x0" in e["add"]["path"])
-    protocol = {
-        "minReaderVersion": 3,
-        "minWriterVersion": 7,
-        "readerFeatures": ["deletionVectors"],
-        "writerFeatures": ["deletionVectors"],
-    }
     assert pq.ParquetFile(delta / add["path"]).num_row_groups == 5
     gone = [0, 3, 110, 499]
     add_to_log(
         delta,
-        {"protocol": protocol},
+        {"protocol": protocol("deletionVectors")},
         {"remove": {**add, "deletionTimestamp": 1, "extendedFileMetadata": True}},
         {"add": {**add, "deletionVector": deletion_vector(gone)}},
     )
     rows = rows_of(find_delta(delta))
     assert sorted(row["a"] for row in rows) == sorted(set(range(ROWS)) - {2 * n for n in gone})
+
+
+def test_deletion_vectors_of_files_with_unusual_paths_count(tmp_path: Path) -> None:
+    deltalake = pytest.importorskip("deltalake")
+    table = tmp_path / "ta ble"
+    rows = pa.table({"a": list(range(10)), "p": ["é b/=%?#"] * 10})
+    deltalake.write_deltalake(table, rows, partition_by=["p"])
+    (add,) = (entry["add"] for entry in log_of(table) if "add" in entry)
+    add_to_log(
+        table,
+        {"protocol": protocol("deletionVectors")},
+        {"remove": {**add, "deletionTimestamp": 1, "extendedFileMetadata": True}},
+        {"add": {**add, "deletionVector": deletion_vector([3])}},
+    )
+    assert [row["a"] for row in rows_of(find_delta(table))] == [0, 1, 2, 4, 5, 6, 7, 8, 9]
+
+
+def protocol(feature: str) -> dict[str, Any]:
+    versions = {"minReaderVersion": 3, "minWriterVersion": 7}
+    return {**versions, "readerFeatures": [feature], "writerFeatures": [feature]}
+
+
+def column(name: str, type_: Any, number: int, name_in_file: str) -> dict[str, Any]:
+    """A field of a schema with column mapping."""
+    metadata = {
+        "delta.columnMapping.id": number,
+        "delta.columnMapping.physicalName": name_in_file,
+    }
+    return {"name": name, "type": type_, "nullable": True, "metadata": metadata}
+
+
+def test_the_log_says_which_columns_there_are(tmp_path: Path) -> None:
+    deltalake = pytest.importorskip("deltalake")
+    table = tmp_path / "table"
+    rows = {"a": [1, 2], "b": [0.5, 1.5], "s": [{"u": 1}] * 2, "t": [{"u": 1, "v": 2}] * 2}
+    deltalake.write_deltalake(table, pa.table(rows))
+    metadata = next(entry["metaData"] for entry in log_of(table) if "metaData" in entry)
+    renamed = {"type": "struct", "fields": [column("w", "long", 5, "u")]}
+    shorter = {"type": "struct", "fields": [column("u", "long", 7, "u")]}
+    fields = [
+        column("a", "long", 1, "a"),
+        column("b", "double", 3, "col-b"),  # another than the b of the files, which was dropped
+        column("s", renamed, 4, "s"),
+        column("t", shorter, 6, "t"),
+    ]
+    metadata["schemaString"] = json.dumps({"type": "struct", "fields": fields})
+    metadata["configuration"] = {"delta.columnMapping.mode": "name"}
+    add_to_log(table, {"protocol": protocol("columnMapping")}, {"metaData": metadata})
+    files = find_delta(table)
+    assert rows_of(files) == [{"a": 1, "b": None}, {"a": 2, "b": None}]
+    assert len(find_delta(table, filter=[("b", ">", 0.0)]).units) == 0
+    with pytest.raises(DataError, match=r"'s' has fields with other names.*DataFrame"):
+        find_delta(table, columns=["s"])
+    with pytest.raises(DataError, match=r"'t' has other fields in .*DataFrame"):
+        find_delta(table, columns=["t.u"])
+
+
+def test_a_table_with_another_feature_is_refused_by_its_name(delta: Path) -> None:
+    add_to_log(delta, {"protocol": protocol("typeWidening")})
+    with pytest.raises(DataError, match=r"typeWidening\. Pass a Spark.*DROP FEATURE"):
+        find_delta(delta)
+
+
+def test_null_is_a_value_of_a_partition(tmp_path: Path) -> None:
+    deltalake = pytest.importorskip("deltalake")
+    rows = pa.table({"a": [1, 2, 3], "p": pa.array([7, None, 8], pa.int32())})
+    deltalake.write_deltalake(tmp_path / "table", rows, partition_by=["p"])
+    files = find_delta(tmp_path / "table")
+    assert {row["a"]: row["p"] for row in rows_of(files)} == {1: 7, 2: None, 3: 8}
+    some = find_delta(tmp_path / "table", filter=[("p", ">", 7)])
+    assert [row["a"] for row in rows_of(some)] == [3]
+
+
+def test_spark_timestamps_of_any_year_are_read(tmp_path: Path) -> None:
+    far = datetime(9999, 12, 31)
+    times = pa.table({"t": pa.array([far], pa.timestamp("us"))})
+    pq.write_table(times, tmp_path / "0.parquet", use_deprecated_int96_timestamps=True)
+    assert rows_of(find(str(tmp_path))) == [{"t": far}]
 
 
 def test_renamed_columns_have_their_new_names(tmp_path: Path) -> None:
@@ -310,19 +383,14 @@ def test_renamed_columns_have_their_new_names(tmp_path: Path) -> None:
     deltalake.write_deltalake(table, TABLE.select(["a", "b"]).rename_columns(["col-1", "b"]))
     metadata = next(entry["metaData"] for entry in log_of(table) if "metaData" in entry)
     schema = json.loads(metadata["schemaString"])
-    for number, (column, name) in enumerate(zip(schema["fields"], ["new name", "b"], strict=True)):
-        column["metadata"] = {
-            "delta.columnMapping.id": number + 1,
-            "delta.columnMapping.physicalName": column["name"],
-        }
-        column["name"] = name
+    schema["fields"] = [column("new name", "long", 1, "col-1"), column("b", "double", 2, "b")]
     metadata["schemaString"] = json.dumps(schema)
     metadata["configuration"] = {
         "delta.columnMapping.mode": "name",
         "delta.columnMapping.maxColumnId": "2",
     }
-    protocol = {"minReaderVersion": 2, "minWriterVersion": 5}
-    add_to_log(table, {"protocol": protocol}, {"metaData": metadata})
+    old = {"minReaderVersion": 2, "minWriterVersion": 5}
+    add_to_log(table, {"protocol": old}, {"metaData": metadata})
     files = find_delta(table)
     assert list(files.columns) == ["new name", "b"]
     assert rows_of(files, ["new name"])[5] == {"new name": 5}
