@@ -290,6 +290,7 @@ def test_the_products_image_is_all_that_pods_need(
     (tmp_path / "pod.json").write_text(json.dumps(template))
     settings = {
         "spark.kubernetes.container.image": product,
+        "spark.pyspark.python": "python",  # otherwise the one of this machine's spark-submit
         "spark.kubernetes.driver.podTemplateFile": f"{tmp_path}/pod.json",
         "spark.kubernetes.executor.podTemplateFile": f"{tmp_path}/pod.json",
         "spark.kubernetes.node.selector.kubernetes.io/hostname": NODES[0],
