@@ -14,7 +14,7 @@ exist.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,6 +24,7 @@ import torch
 
 from horovod_runner.common.numbers import check_interval
 from horovod_runner.worker.api import check_weights, load_checkpoint, report, save_checkpoint
+from horovod_runner.worker.checks.gradients import average_in_clips
 from horovod_runner.worker.checks.optimizers import average_gradients
 
 if "pytorch_lightning" in sys.modules and "lightning" not in sys.modules:
@@ -68,6 +69,7 @@ class HorovodStrategy(ParallelStrategy):  # type: ignore[misc]
         self._calls = 0
         self._trained: set[Any] = set()  # parameters that may have a gradient on some rank
         self._dense: set[Any] = set()  # parameters that are known to have dense gradients
+        average_in_clips(self)
 
     @property
     def root_device(self) -> Any:
@@ -124,6 +126,21 @@ class HorovodStrategy(ParallelStrategy):  # type: ignore[misc]
         """Move the model to this rank's device."""
         self.lightning_module.to(self.root_device)
 
+    def average_before_clip(self, parameters: Collection[Any]) -> None:
+        """Average the gradients of the optimizers that have some of these parameters.
+
+        A module that optimizes manually clips before ``optimizer_step``, which averages once more:
+        another backward pass may follow the clipping.
+        """
+        module = self.lightning_module
+        if module is None or module.automatic_optimization:
+            return
+        given = {id(each) for each in parameters}
+        for optimizer in self.optimizers:
+            groups = optimizer.param_groups
+            if any(id(own) in given for group in groups for own in group["params"]):
+                self._average(optimizer)
+
     def _average(self, optimizer: Any) -> None:
         if hvd.size() == 1:
             return
@@ -154,8 +171,16 @@ class HorovodStrategy(ParallelStrategy):  # type: ignore[misc]
         return count == hvd.size() if all else count > 0
 
     def all_gather(self, tensor: Any, group: Any = None, sync_grads: bool = False) -> Any:
-        """Return the tensors of all ranks, stacked along a new first dimension."""
-        return hvd.allgather(tensor.unsqueeze(0), name=self._name("all_gather"))
+        """Return the tensors of all ranks, stacked along a new first dimension.
+
+        With ``sync_grads`` each rank's tensor gets the sum of the gradients that the ranks have for
+        it, as with DistributedDataParallel. Otherwise no gradient flows back.
+        """
+        with torch.set_grad_enabled(sync_grads and torch.is_grad_enabled()):
+            gathered = hvd.allgather(tensor.unsqueeze(0), name=self._name("all_gather"))
+        if gathered.requires_grad:  # Horovod takes their mean
+            gathered.register_hook(lambda gradient: gradient * hvd.size())
+        return gathered
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         """Return the object of rank ``src``."""
@@ -249,9 +274,11 @@ def _total_steps(trainer: Any) -> int | None:
     """Return the number of steps of the whole training; None if Lightning does not know it."""
     if trainer.max_steps >= 0:
         return int(trainer.max_steps)
-    steps, epochs = trainer.num_training_batches, trainer.max_epochs
-    if epochs and epochs > 0 and isinstance(steps, int):
-        return int(steps * epochs)
+    batches, epochs = trainer.num_training_batches, trainer.max_epochs
+    if not trainer.lightning_module.automatic_optimization:  # it steps as often as it likes
+        return None
+    if epochs and epochs > 0 and isinstance(batches, int):
+        return -(-batches // int(trainer.accumulate_grad_batches)) * int(epochs)
     return None
 
 

@@ -296,10 +296,12 @@ def test_a_lightning_module_does_not_depend_on_the_number_of_ranks() -> None:
             return torch.nn.functional.cross_entropy(self(x), y.long())
 
         def training_step(self, batch: Any, index: int) -> Any:
-            return self.loss(batch)
+            loss = self.loss(batch)
+            self.log("train_loss", loss, on_step=False, on_epoch=True)
+            return loss
 
         def validation_step(self, batch: Any, index: int) -> None:
-            self.log("val_loss", self.loss(batch), batch_size=len(batch[1]))
+            self.log_dict({"val_loss": self.loss(batch)})
 
         def configure_optimizers(self) -> Any:
             return adam(self.parameters())
@@ -307,13 +309,14 @@ def test_a_lightning_module_does_not_depend_on_the_number_of_ranks() -> None:
     options: dict[str, Any] = {
         "x": "x",
         "y": "y",
-        "global_batch": 24,
+        "global_batch": 20,  # the last batch to validate with has a row, for one of the ranks
         "epochs": 2,
-        "validation": 0.2,
+        "validation": "held_out",
         "patience": 5,
         "progress": False,
         **WARM,
     }
     alone, together = (fit(Module, table(), ranks=n, **options) for n in (1, 2))
     np.testing.assert_allclose(weights(together), weights(alone), atol=2e-5)
-    assert together.metrics["val_loss"] == pytest.approx(alone.metrics["val_loss"], abs=1e-4)
+    assert set(together.metrics) == {"train_loss", "val_loss"}
+    assert together.metrics == pytest.approx(alone.metrics, abs=1e-6)
