@@ -359,7 +359,8 @@ class _Loop:
             )
         for name, metric in named.items():
             output, label = outputs[metric.label], batch.labels[metric.label]
-            label = fitted_label(self.training.loss_of(metric.label), output, label)
+            loss_of = self.training.loss_of(metric.label)
+            label = fitted_label(loss_of, output, label, metric.function)
             with torch.no_grad():
                 self._sums.add(name, metric.function(output, label), batch.rows)
         # The part of the step's loss that is this rank's, times the rows of the step.
