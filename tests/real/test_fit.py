@@ -279,6 +279,59 @@ def test_a_keras_network_does_not_depend_on_the_number_of_ranks(backend: str) ->
     assert set(together.predict(table())["prediction"]) <= {0, 1, 2}
 
 
+def test_a_train_step_of_keras_uses_the_weights_of_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import keras
+
+    class Own(keras.Sequential):  # type: ignore[misc]
+        def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+            return {"mean": keras.ops.mean(y_pred)}
+
+    class Takes(Own):
+        def train_step(self, data: Any) -> Any:
+            x, y, weight = data
+            return super().train_step((x, y, weight))
+
+    class Ignores(Own):
+        def train_step(self, data: Any) -> Any:
+            return super().train_step(data[:2])
+
+    class Refuses(Own):
+        def train_step(self, data: Any) -> Any:
+            x, y = data
+            return super().train_step((x, y))
+
+    def network(kind: Any) -> Any:
+        return kind([keras.Input((6,)), keras.layers.Dense(3)])
+
+    options: dict[str, Any] = {
+        "x": "x",
+        "y": "y",
+        "loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        "optimizer": "sgd",
+        "global_batch": 24,
+        "progress": False,
+        **WARM,
+        "preload_frameworks": ["keras", f"horovod.{keras.backend.backend()}"],
+    }
+    alone, together = (fit(lambda: network(Takes), table(), ranks=n, **options) for n in (1, 2))
+    for one, many in zip(alone.model.get_weights(), together.model.get_weights(), strict=True):
+        np.testing.assert_allclose(many, one, atol=2e-5)
+
+    def launched(*args: Any, **options: Any) -> Any:
+        raise AssertionError("it was launched")
+
+    monkeypatch.setattr("horovod_runner.HorovodRunner.run", launched)
+    with pytest.raises(ValueError, match="Refuses takes no weights"):
+        fit(network(Refuses), table(), ranks=2, **options)
+    with (
+        pytest.raises(AssertionError, match="launched"),
+        pytest.warns(match="Ignores does not use"),
+    ):
+        fit(network(Ignores), table(), ranks=2, **options)
+
+
 def test_a_lightning_module_does_not_depend_on_the_number_of_ranks() -> None:
     import lightning
     import torch

@@ -61,6 +61,7 @@ def net() -> Any:
         ({"metrics": ["accurcy"]}, ValueError, "accurcy.*accuracy"),
         ({"metrics": [3]}, TypeError, "metric"),
         ({"metrics": "accuracy"}, TypeError, "metrics"),
+        ({"metrics": [lambda x, y: 0, lambda x, y: 1]}, ValueError, "one name.*by a dict"),
         ({"weight": "no_such"}, DataError, "no_such"),
         ({"ranks": 0}, ValueError, "ranks"),
         ({"ranks": "2"}, TypeError, "ranks"),

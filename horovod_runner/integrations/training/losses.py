@@ -118,7 +118,7 @@ def fitted_label(
     if name in _CLASS_LOSSES and label.ndim < output.ndim:
         return label.long()
     if label.shape != output.shape and label.numel() == output.numel():
-        is_column = label.ndim == 1 and output.ndim == 2  # noqa: PLR2004
+        is_column = label.ndim == 1 and output.ndim == 2
         if not (is_column and _takes_column(function or loss)):
             label = label.reshape(output.shape)
     return label.to(output.dtype) if output.is_floating_point() else label
@@ -146,7 +146,7 @@ def _tried(function: Callable[..., Any]) -> bool:
         try:
             one, two = (torch.as_tensor(function(output, each)) for each in labels)
             return not torch.allclose(one, two)
-        except Exception:  # noqa: BLE001 - of the user's function, which does not take these
+        except Exception:  # of the user's function, which does not take these
             return False
 
     with torch.no_grad(), warnings.catch_warnings():
