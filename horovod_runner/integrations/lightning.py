@@ -13,6 +13,7 @@ exist.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -43,11 +44,14 @@ _OPS = {
     **{"max": hvd.Max, "min": hvd.Min},
 }
 
+_gathered = itertools.count()
+
 
 class HorovodStrategy(ParallelStrategy):  # type: ignore[misc]
     """Trains on this rank's device, with gradients averaged over all ranks.
 
     All ranks begin with rank 0's weights. ``self.log(..., sync_dist=True)`` reduces over the ranks,
+    metrics of torchmetrics that the module holds are computed over the rows of all ranks,
     EarlyStopping stops all ranks or none, and only rank 0 writes checkpoints. Batches of a Shard
     are used unchanged. For a DataLoader over a whole dataset, Lightning's distributed sampler picks
     this rank's part (``use_distributed_sampler``).
@@ -105,6 +109,11 @@ class HorovodStrategy(ParallelStrategy):  # type: ignore[misc]
         super().setup(trainer)
         self._trained = {p for p in self.lightning_module.parameters() if p.requires_grad}
         hvd.broadcast_parameters(self.lightning_module.state_dict(), root_rank=0)
+        if hvd.size() > 1 and not torch.distributed.is_initialized():
+            for metric in self.lightning_module.modules():
+                if getattr(metric, "dist_sync_fn", metric) is None:  # of torchmetrics
+                    metric.dist_sync_fn = _states_of_ranks
+                    metric.distributed_available_fn = hvd.is_initialized
 
     def optimizer_step(
         self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any
@@ -245,6 +254,15 @@ class ReportCallback(lightning.Callback):  # type: ignore[misc]
             trainer.save_checkpoint(Path(folder) / _FILE)  # call on all ranks; rank 0 writes
             numbers = {**_numbers(trainer.callback_metrics), "epoch": trainer.current_epoch}
             save_checkpoint(folder, trainer.global_step, numbers)
+
+
+def _states_of_ranks(state: Any, group: Any = None) -> list[Any]:
+    """Return the states that a metric of torchmetrics has on the ranks, to add or concatenate."""
+    name = f"lightning.metric.{next(_gathered)}"
+    if state.ndim == 0:
+        return list(hvd.allgather(state.reshape(1), name=name).unbind())
+    lengths = hvd.allgather(torch.tensor([len(state)]), name=f"{name}.lengths")
+    return list(hvd.allgather(state.contiguous(), name=name).split(lengths.tolist()))
 
 
 def resume_from() -> str | None:

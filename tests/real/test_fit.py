@@ -335,11 +335,14 @@ def test_a_train_step_of_keras_uses_the_weights_of_rows(
 def test_a_lightning_module_does_not_depend_on_the_number_of_ranks() -> None:
     import lightning
     import torch
+    import torchmetrics
 
     class Module(lightning.LightningModule):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.layers = plain()
+            self.right = torchmetrics.classification.MulticlassAccuracy(3, average="micro")
+            self.all = torchmetrics.classification.MulticlassAUROC(3)  # keeps rows, not sums
 
         def forward(self, x: Any) -> Any:
             return self.layers(x)
@@ -355,6 +358,9 @@ def test_a_lightning_module_does_not_depend_on_the_number_of_ranks() -> None:
 
         def validation_step(self, batch: Any, index: int) -> None:
             self.log_dict({"val_loss": self.loss(batch)})
+            for name, metric in {"val_accuracy": self.right, "val_auc": self.all}.items():
+                metric.update(self(batch[0]), batch[1])
+                self.log(name, metric)
 
         def configure_optimizers(self) -> Any:
             return adam(self.parameters())
@@ -371,5 +377,5 @@ def test_a_lightning_module_does_not_depend_on_the_number_of_ranks() -> None:
     }
     alone, together = (fit(Module, table(), ranks=n, **options) for n in (1, 2))
     np.testing.assert_allclose(weights(together), weights(alone), atol=2e-5)
-    assert set(together.metrics) == {"train_loss", "val_loss"}
+    assert set(together.metrics) == {"train_loss", "val_loss", "val_accuracy", "val_auc"}
     assert together.metrics == pytest.approx(alone.metrics, abs=1e-6)

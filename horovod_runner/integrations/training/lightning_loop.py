@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -126,23 +127,33 @@ class _CountedRows(framework.Callback):  # type: ignore[misc]
         self._rows = rows
         self._batches = batches
         self._checks = checks
+        self._states: list[tuple[Any, dict[str, Any]]] = []
 
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
     ) -> None:
         """As in Lightning's Callback, like the methods below."""
-        self._rows.count = self._batches.real_rows(batch_idx) > 0
-
-    def on_train_batch_end(self, *_: Any) -> None:
-        self._rows.count = True  # what is logged at the end of an epoch counts
+        self._begin(pl_module, self._batches.real_rows(batch_idx))
 
     def on_validation_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        self._rows.count = self._checks.real_rows(batch_idx) > 0
+        self._begin(pl_module, self._checks.real_rows(batch_idx))
 
-    def on_validation_batch_end(self, *_: Any) -> None:
-        self._rows.count = True
+    def _begin(self, module: Any, count: int) -> None:
+        self._rows.count = count > 0
+        if not count:  # a row that does not count must not stay in the states of torchmetrics
+            metrics = [each for each in module.modules() if hasattr(each, "metric_state")]
+            self._states = [(each, copy.deepcopy(each.metric_state)) for each in metrics]
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self._rows.count = True  # what is logged at the end of an epoch counts
+        for metric, state in self._states:
+            for name, value in state.items():
+                setattr(metric, name, value)
+        self._states = []
+
+    on_validation_batch_end = on_train_batch_end
 
 
 class _History(framework.Callback):  # type: ignore[misc]
