@@ -340,7 +340,7 @@ def test_a_lightning_module_does_not_depend_on_the_number_of_ranks() -> None:
     class Module(lightning.LightningModule):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
-            self.layers = plain()
+            self.layers = normalized()
             self.right = torchmetrics.classification.MulticlassAccuracy(3, average="micro")
             self.all = torchmetrics.classification.MulticlassAUROC(3)  # keeps rows, not sums
 
