@@ -1,4 +1,4 @@
-"""Pickles the code of chosen modules by value, for processes that lack these modules."""
+"""Pickles for other processes: the code of modules that these lack, and what torch refuses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,12 @@ _ODD_MODULES: Final = ("torch.classes", "torch.ops")
 
 @contextmanager
 def by_value(modules: Sequence[ModuleType]) -> Iterator[None]:
-    """Make cloudpickle pickle the functions and classes of some modules by value."""
+    """Make cloudpickle pickle the functions and classes of some modules by value.
+
+    Also modules of torch with parametrizations, such as weight_norm, which torch refuses to pickle.
+    """
+    for kind in _parametrized():
+        copyreg.pickle(kind, _with_parametrizations)
     for name in _ODD_MODULES:
         if name in sys.modules:
             copyreg.pickle(type(sys.modules[name]), _by_name)
@@ -36,3 +41,36 @@ def by_value(modules: Sequence[ModuleType]) -> Iterator[None]:
 
 def _by_name(module: Any) -> tuple[Any, tuple[str]]:
     return import_module, (module.__name__,)
+
+
+def _parametrized() -> Iterator[Any]:
+    """The classes that torch has made for modules with parametrizations."""
+    if "torch.nn.utils.parametrize" not in sys.modules:
+        return
+    waiting = [sys.modules["torch"].nn.Module]
+    while waiting:
+        kind = waiting.pop()
+        waiting += kind.__subclasses__()
+        refuses = vars(kind).get("__getstate__")
+        if getattr(refuses, "__module__", "") == "torch.nn.utils.parametrize":
+            yield kind
+
+
+def _with_parametrizations(module: Any) -> tuple[Any, ...]:
+    from torch.nn.utils.parametrize import type_before_parametrizations
+
+    made_of = type_before_parametrizations(module), [*module.parametrizations]
+    return _parametrize, made_of, vars(module)
+
+
+def _parametrize(kind: Any, names: list[str]) -> Any:
+    """A module as torch makes it for parametrizations of these names, without its state."""
+    from torch.nn import Module
+    from torch.nn.utils import parametrize
+
+    module = kind.__new__(kind)
+    Module.__init__(module)
+    parametrize._inject_new_class(module)
+    for name in names:
+        parametrize._inject_property(module, name)
+    return module

@@ -15,11 +15,15 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FunctionType
 from typing import Any
+
+import numpy as np
 
 from horovod_runner.wire.collectives import SmallCollectives, connected, connected_library
 from horovod_runner.worker import context
 from horovod_runner.worker.agreement import agree
+from horovod_runner.worker.imports.patches import instead_of
 
 
 @contextmanager
@@ -59,7 +63,8 @@ def lightgbm_ranks() -> dict[str, Any]:
 
     Call it on every rank, once for each training, and add the parameters to those of
     ``lgb.train``. Each rank picks a free port, and all ranks get the addresses. It calls
-    ``hvd.init()`` if ``main`` has not connected the ranks.
+    ``hvd.init()`` if ``main`` has not connected the ranks. With these parameters LightGBM's early
+    stopping sees the metrics averaged over the rows of all ranks: all stop after the same round.
 
     Returns:
         ``machines``, ``num_machines``, ``local_listen_port``, ``pre_partition``, and
@@ -72,6 +77,7 @@ def lightgbm_ranks() -> dict[str, Any]:
     rank = context.current()
     if rank is None or rank.size == 1:
         return {}
+    _stop_together()
     address = _own_address()
     with socket.socket() as free:
         free.bind((address, 0))
@@ -85,6 +91,38 @@ def lightgbm_ranks() -> dict[str, Any]:
         "machines": machines,
         "local_listen_port": port,
     }
+
+
+def _stop_together() -> None:
+    """Let LightGBM's early stopping see the metrics of all ranks.
+
+    LightGBM evaluates a rank's own rows. Where one rank stops, the others lose the connection.
+    """
+    import lightgbm
+
+    stopping: Any = type(lightgbm.early_stopping(1))
+    if stopping is FunctionType or hasattr(stopping.__call__, "__wrapped__"):
+        return  # an old version; or it is done
+
+    @instead_of(stopping, "__call__")
+    def call(plain: Any, self: Any, env: Any) -> None:
+        if env.evaluation_result_list and env.params.get("num_machines", 1) > 1:
+            env.evaluation_result_list[:] = _means_over_ranks(env)
+        plain(self, env)
+
+
+def _means_over_ranks(env: Any) -> list[Any]:
+    """The results of an evaluation, averaged over the rows of all ranks."""
+    model, results = env.model, env.evaluation_result_list
+    sets = dict(zip(model.name_valid_sets, model.valid_sets, strict=True))
+    rows = np.array([sets.get(name, model.train_set).num_data() for name, *_ in results], float)
+    values = rows * [value for _, _, value, *_ in results]
+    sums, counts = _connected().add(np.stack([values, rows]))
+    changed = []
+    for each, mean in zip(results, sums / counts, strict=True):
+        values = (*each[:2], float(mean), *each[3:])
+        changed.append(values if type(each) is tuple else type(each)(*values))
+    return changed
 
 
 def _own_address() -> str:

@@ -13,8 +13,9 @@ exist.
 
 from __future__ import annotations
 
+import itertools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,6 +25,7 @@ import torch
 
 from horovod_runner.common.numbers import check_interval
 from horovod_runner.worker.api import check_weights, load_checkpoint, report, save_checkpoint
+from horovod_runner.worker.checks.gradients import average_in_clips
 from horovod_runner.worker.checks.optimizers import average_gradients
 
 if "pytorch_lightning" in sys.modules and "lightning" not in sys.modules:
@@ -42,11 +44,14 @@ _OPS = {
     **{"max": hvd.Max, "min": hvd.Min},
 }
 
+_gathered = itertools.count()
+
 
 class HorovodStrategy(ParallelStrategy):  # type: ignore[misc]
     """Trains on this rank's device, with gradients averaged over all ranks.
 
     All ranks begin with rank 0's weights. ``self.log(..., sync_dist=True)`` reduces over the ranks,
+    metrics of torchmetrics that the module holds are computed over the rows of all ranks,
     EarlyStopping stops all ranks or none, and only rank 0 writes checkpoints. Batches of a Shard
     are used unchanged. For a DataLoader over a whole dataset, Lightning's distributed sampler picks
     this rank's part (``use_distributed_sampler``).
@@ -68,6 +73,7 @@ class HorovodStrategy(ParallelStrategy):  # type: ignore[misc]
         self._calls = 0
         self._trained: set[Any] = set()  # parameters that may have a gradient on some rank
         self._dense: set[Any] = set()  # parameters that are known to have dense gradients
+        average_in_clips(self)
 
     @property
     def root_device(self) -> Any:
@@ -103,6 +109,11 @@ class HorovodStrategy(ParallelStrategy):  # type: ignore[misc]
         super().setup(trainer)
         self._trained = {p for p in self.lightning_module.parameters() if p.requires_grad}
         hvd.broadcast_parameters(self.lightning_module.state_dict(), root_rank=0)
+        if hvd.size() > 1 and not torch.distributed.is_initialized():
+            for metric in self.lightning_module.modules():
+                if getattr(metric, "dist_sync_fn", metric) is None:  # of torchmetrics
+                    metric.dist_sync_fn = _states_of_ranks
+                    metric.distributed_available_fn = hvd.is_initialized
 
     def optimizer_step(
         self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any
@@ -123,6 +134,21 @@ class HorovodStrategy(ParallelStrategy):  # type: ignore[misc]
     def model_to_device(self) -> None:
         """Move the model to this rank's device."""
         self.lightning_module.to(self.root_device)
+
+    def average_before_clip(self, parameters: Collection[Any]) -> None:
+        """Average the gradients of the optimizers that have some of these parameters.
+
+        A module that optimizes manually clips before ``optimizer_step``, which averages once more:
+        another backward pass may follow the clipping.
+        """
+        module = self.lightning_module
+        if module is None or module.automatic_optimization:
+            return
+        given = {id(each) for each in parameters}
+        for optimizer in self.optimizers:
+            groups = optimizer.param_groups
+            if any(id(own) in given for group in groups for own in group["params"]):
+                self._average(optimizer)
 
     def _average(self, optimizer: Any) -> None:
         if hvd.size() == 1:
@@ -154,8 +180,16 @@ class HorovodStrategy(ParallelStrategy):  # type: ignore[misc]
         return count == hvd.size() if all else count > 0
 
     def all_gather(self, tensor: Any, group: Any = None, sync_grads: bool = False) -> Any:
-        """Return the tensors of all ranks, stacked along a new first dimension."""
-        return hvd.allgather(tensor.unsqueeze(0), name=self._name("all_gather"))
+        """Return the tensors of all ranks, stacked along a new first dimension.
+
+        With ``sync_grads`` each rank's tensor gets the sum of the gradients that the ranks have for
+        it, as with DistributedDataParallel. Otherwise no gradient flows back.
+        """
+        with torch.set_grad_enabled(sync_grads and torch.is_grad_enabled()):
+            gathered = hvd.allgather(tensor.unsqueeze(0), name=self._name("all_gather"))
+        if gathered.requires_grad:  # Horovod takes their mean
+            gathered.register_hook(lambda gradient: gradient * hvd.size())
+        return gathered
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         """Return the object of rank ``src``."""
@@ -222,6 +256,15 @@ class ReportCallback(lightning.Callback):  # type: ignore[misc]
             save_checkpoint(folder, trainer.global_step, numbers)
 
 
+def _states_of_ranks(state: Any, group: Any = None) -> list[Any]:
+    """Return the states that a metric of torchmetrics has on the ranks, to add or concatenate."""
+    name = f"lightning.metric.{next(_gathered)}"
+    if state.ndim == 0:
+        return list(hvd.allgather(state.reshape(1), name=name).unbind())
+    lengths = hvd.allgather(torch.tensor([len(state)]), name=f"{name}.lengths")
+    return list(hvd.allgather(state.contiguous(), name=name).split(lengths.tolist()))
+
+
 def resume_from() -> str | None:
     """Return the ``ckpt_path`` for ``Trainer.fit``: the latest checkpoint of ReportCallback.
 
@@ -249,9 +292,11 @@ def _total_steps(trainer: Any) -> int | None:
     """Return the number of steps of the whole training; None if Lightning does not know it."""
     if trainer.max_steps >= 0:
         return int(trainer.max_steps)
-    steps, epochs = trainer.num_training_batches, trainer.max_epochs
-    if epochs and epochs > 0 and isinstance(steps, int):
-        return int(steps * epochs)
+    batches, epochs = trainer.num_training_batches, trainer.max_epochs
+    if not trainer.lightning_module.automatic_optimization:  # it steps as often as it likes
+        return None
+    if epochs and epochs > 0 and isinstance(batches, int):
+        return -(-batches // int(trainer.accumulate_grad_batches)) * int(epochs)
     return None
 
 

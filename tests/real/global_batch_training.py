@@ -319,14 +319,19 @@ def keras_training(train: Shard) -> dict[str, Any]:
 
     hvd.init()
     results = {}
-    for name, passes in (("plain", None), ("accumulated", 2)):
+    by_class = {"class_weight": {1: 2.0, 2: 5.0}}
+    trainings: dict[str, tuple[int | None, Any]] = {"plain": (None, {}), "accumulated": (2, {})}
+    if keras.backend.backend() == "tensorflow":  # the other takes no weights of classes
+        trainings["weights of classes"] = (None, by_class)
+    for name, (passes, options) in trainings.items():
         set_seed(1)
         layers = [keras.Input((3,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(3)]
         model = keras.Sequential(layers)
         optimizer = keras.optimizers.SGD(0.5, momentum=0.9, gradient_accumulation_steps=passes)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(hvd.DistributedOptimizer(optimizer), loss)
-        model.fit(**keras_batches(train, 8 if passes else 9), epochs=2, shuffle=False, verbose=0)
+        batches = keras_batches(train, 8 if passes else 9)
+        model.fit(**batches, **options, epochs=2, shuffle=False, verbose=0)
         results[name] = model.get_weights()
     # Last, because the layers of all models of a process are noticed.
     model = keras.Sequential([keras.Input((3,)), keras.layers.BatchNormalization(), *layers[1:]])

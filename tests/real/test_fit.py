@@ -279,14 +279,70 @@ def test_a_keras_network_does_not_depend_on_the_number_of_ranks(backend: str) ->
     assert set(together.predict(table())["prediction"]) <= {0, 1, 2}
 
 
+def test_a_train_step_of_keras_uses_the_weights_of_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import keras
+
+    class Own(keras.Sequential):  # type: ignore[misc]
+        def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+            return {"mean": keras.ops.mean(y_pred)}
+
+    class Takes(Own):
+        def train_step(self, data: Any) -> Any:
+            x, y, weight = data
+            return super().train_step((x, y, weight))
+
+    class Ignores(Own):
+        def train_step(self, data: Any) -> Any:
+            return super().train_step(data[:2])
+
+    class Refuses(Own):
+        def train_step(self, data: Any) -> Any:
+            x, y = data
+            return super().train_step((x, y))
+
+    def network(kind: Any) -> Any:
+        return kind([keras.Input((6,)), keras.layers.Dense(3)])
+
+    options: dict[str, Any] = {
+        "x": "x",
+        "y": "y",
+        "loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        "optimizer": "sgd",
+        "global_batch": 24,
+        "progress": False,
+        **WARM,
+        "preload_frameworks": ["keras", f"horovod.{keras.backend.backend()}"],
+    }
+    alone, together = (fit(lambda: network(Takes), table(), ranks=n, **options) for n in (1, 2))
+    for one, many in zip(alone.model.get_weights(), together.model.get_weights(), strict=True):
+        np.testing.assert_allclose(many, one, atol=2e-5)
+
+    def launched(*args: Any, **options: Any) -> Any:
+        raise AssertionError("it was launched")
+
+    monkeypatch.setattr("horovod_runner.HorovodRunner.run", launched)
+    with pytest.raises(ValueError, match="Refuses takes no weights"):
+        fit(network(Refuses), table(), ranks=2, **options)
+    with (
+        pytest.raises(AssertionError, match="launched"),
+        pytest.warns(match="Ignores does not use"),
+    ):
+        fit(network(Ignores), table(), ranks=2, **options)
+
+
 def test_a_lightning_module_does_not_depend_on_the_number_of_ranks() -> None:
     import lightning
     import torch
+    import torchmetrics
 
     class Module(lightning.LightningModule):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
-            self.layers = plain()
+            self.layers = normalized()
+            self.right = torchmetrics.classification.MulticlassAccuracy(3, average="micro")
+            self.all = torchmetrics.classification.MulticlassAUROC(3)  # keeps rows, not sums
 
         def forward(self, x: Any) -> Any:
             return self.layers(x)
@@ -296,10 +352,15 @@ def test_a_lightning_module_does_not_depend_on_the_number_of_ranks() -> None:
             return torch.nn.functional.cross_entropy(self(x), y.long())
 
         def training_step(self, batch: Any, index: int) -> Any:
-            return self.loss(batch)
+            loss = self.loss(batch)
+            self.log("train_loss", loss, on_step=False, on_epoch=True)
+            return loss
 
         def validation_step(self, batch: Any, index: int) -> None:
-            self.log("val_loss", self.loss(batch), batch_size=len(batch[1]))
+            self.log_dict({"val_loss": self.loss(batch)})
+            for name, metric in {"val_accuracy": self.right, "val_auc": self.all}.items():
+                metric.update(self(batch[0]), batch[1])
+                self.log(name, metric)
 
         def configure_optimizers(self) -> Any:
             return adam(self.parameters())
@@ -307,13 +368,14 @@ def test_a_lightning_module_does_not_depend_on_the_number_of_ranks() -> None:
     options: dict[str, Any] = {
         "x": "x",
         "y": "y",
-        "global_batch": 24,
+        "global_batch": 20,  # the last batch to validate with has a row, for one of the ranks
         "epochs": 2,
-        "validation": 0.2,
+        "validation": "held_out",
         "patience": 5,
         "progress": False,
         **WARM,
     }
     alone, together = (fit(Module, table(), ranks=n, **options) for n in (1, 2))
     np.testing.assert_allclose(weights(together), weights(alone), atol=2e-5)
-    assert together.metrics["val_loss"] == pytest.approx(alone.metrics["val_loss"], abs=1e-4)
+    assert set(together.metrics) == {"train_loss", "val_loss", "val_accuracy", "val_auc"}
+    assert together.metrics == pytest.approx(alone.metrics, abs=1e-6)

@@ -16,10 +16,13 @@ LOCAL, STEPS = 8, 4
 
 def fit(
     epochs: int,
+    *,
     alone: bool = False,
     fails: bool = False,
     clip: float | None = None,
     experts: bool = False,
+    manual: bool = False,
+    contrastive: bool = False,
 ) -> Any:
     """Train on this rank's part of every global batch; with ``alone``, on whole global batches.
 
@@ -29,6 +32,8 @@ def fit(
         fails: whether the first attempt does, in the third epoch.
         clip: gradients, by this norm.
         experts: whether each rank uses other layers. No rank uses the last ones.
+        manual: whether the module takes its steps itself, and clips.
+        contrastive: whether the loss compares the rows of all ranks.
     """
     import horovod.torch as hvd
     import lightning
@@ -44,6 +49,7 @@ def fit(
                 torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)
             )
             self.experts = torch.nn.ModuleList(torch.nn.Linear(1, 1) for _ in range(3))
+            self.automatic_optimization = not manual
 
         def forward(self, x: Any) -> Any:
             y = self.layers(x)
@@ -59,8 +65,18 @@ def fit(
                 raise OSError("no good")
             x, y = batch
             loss = torch.nn.functional.mse_loss(self(x), y)
+            if contrastive:
+                rows = self.all_gather(self(x), sync_grads=True).reshape(-1)
+                loss = torch.pdist(rows[:, None]).square().mean() + rows.mean().square()
             self.log("loss", loss, sync_dist=True, on_step=False, on_epoch=True)
-            return loss
+            if not manual:
+                return loss
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            self.clip_gradients(optimizer, 0.1, "norm")
+            optimizer.step()
+            return None
 
         def configure_optimizers(self) -> Any:
             decay = 0.1 if experts else 0.0
@@ -102,6 +118,8 @@ CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "clipped": {"clip": 0.1},
     "experts": {"experts": True},
+    "manual": {"manual": True},
+    "contrastive": {"contrastive": True},
 }
 
 

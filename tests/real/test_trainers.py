@@ -280,3 +280,33 @@ def test_boosting_goes_on_with_the_round_after_the_last_checkpoint(
     reports = [row for row in runner.last_run.metrics.to_pylist() if row["attempt"] == 2]
     assert [row["step"] for row in reports] == [*range(second.resumed_from + 1, 11)]
     assert reports[-1][metric] < runner.last_run.metrics.to_pylist()[0][metric] / 2
+
+
+def stopped_early(data: Any, valid: Any) -> Any:
+    import lightgbm as lgb
+
+    from horovod_runner.boosting import lightgbm_ranks
+
+    def rows(shard: Any) -> Any:
+        batch = next(iter(shard.batches(global_batch=shard.rows)))
+        return lgb.Dataset(batch["x"], batch["y"])
+
+    model = lgb.train(
+        {"objective": "binary", "verbosity": -1, **lightgbm_ranks()},
+        rows(data),
+        num_boost_round=200,
+        valid_sets=[rows(valid)],
+        callbacks=[lgb.early_stopping(3, verbose=False)],
+    )
+    return model.best_iteration, model.best_score["valid_0"]["binary_logloss"]
+
+
+def test_boosting_stops_after_one_round_on_all_ranks() -> None:
+    pytest.importorskip("lightgbm")
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(600, 4))
+    labels = x[:, 0] + 1.5 * rng.normal(size=600) > 0
+    rows = pd.DataFrame({"x": x.tolist(), "y": labels * 1})
+    first, second = Runner(np=-2).run_all(stopped_early, data=rows[:401], valid=rows[401:])
+    assert first == second
+    assert first[0] < 100

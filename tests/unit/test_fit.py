@@ -61,6 +61,7 @@ def net() -> Any:
         ({"metrics": ["accurcy"]}, ValueError, "accurcy.*accuracy"),
         ({"metrics": [3]}, TypeError, "metric"),
         ({"metrics": "accuracy"}, TypeError, "metrics"),
+        ({"metrics": [lambda x, y: 0, lambda x, y: 1]}, ValueError, "one name.*by a dict"),
         ({"weight": "no_such"}, DataError, "no_such"),
         ({"ranks": 0}, ValueError, "ranks"),
         ({"ranks": "2"}, TypeError, "ranks"),
@@ -130,6 +131,45 @@ def test_accuracy_takes_scores_of_classes_and_of_one_class(
     from horovod_runner.integrations.training.metrics import accuracy
 
     assert float(accuracy(torch.tensor(output), torch.tensor(label))) == pytest.approx(right)
+
+
+def of_column(output: Any, label: Any) -> Any:
+    return (output[:, 0] - label).square().mean()
+
+
+def of_chosen(output: Any, label: Any) -> Any:
+    return ((output.squeeze(1) > 0) == label).double().mean()
+
+
+def of_matrix(output: Any, label: Any) -> Any:
+    return (output - label).square().mean().sqrt()
+
+
+class OfProbabilities(torch.nn.Module):  # type: ignore[misc, name-defined]
+    def forward(self, output: Any, label: Any) -> Any:
+        return torch.nn.functional.binary_cross_entropy(output.flatten(), label)
+
+
+@pytest.mark.parametrize(
+    ("function", "shape"),
+    [
+        (of_column, (4,)),
+        (of_chosen, (4,)),
+        (OfProbabilities(), (4,)),
+        (of_matrix, (4, 1)),
+        (torch.nn.MSELoss(), (4, 1)),
+        (torch.nn.functional.l1_loss, (4, 1)),
+        (lambda output, label: 0.0, (4, 1)),
+    ],
+)
+def test_a_function_gets_labels_of_the_shape_that_it_compares_with(
+    function: Any, shape: Any
+) -> None:
+    from horovod_runner.integrations.training.losses import fitted_label
+
+    output, label = torch.zeros(4, 1), torch.arange(4)
+    assert fitted_label(function, output, label).shape == shape
+    assert fitted_label(torch.nn.MSELoss(), output, label, function).shape == shape
 
 
 def test_ranks_run_where_there_is_something_to_run_on(monkeypatch: pytest.MonkeyPatch) -> None:

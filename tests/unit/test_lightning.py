@@ -90,6 +90,27 @@ def test_a_step_of_several_batches_is_saved_once(lightning: Any) -> None:
         assert saved() == [2, 4, 6, 8, 2, 4]
 
 
+@pytest.mark.parametrize(
+    ("accumulated", "automatic", "total"), [(1, True, 27), (2, True, 15), (1, False, None)]
+)
+def test_the_steps_of_a_training_are_counted_as_lightning_counts_them(
+    lightning: Any, accumulated: int, automatic: bool, total: int | None
+) -> None:
+    trainer = SimpleNamespace(
+        max_steps=-1,
+        max_epochs=3,
+        num_training_batches=9,
+        accumulate_grad_batches=accumulated,
+        lightning_module=SimpleNamespace(automatic_optimization=automatic),
+        global_step=1,
+        current_epoch=0,
+        callback_metrics={},
+    )
+    with as_rank(0, 2) as rank:
+        lightning.ReportCallback(every=1).on_train_batch_end(trainer, None, None, None, 0)
+    assert rank.reported == [({}, 1, 0, total)]
+
+
 OF_FSDP = SimpleNamespace(strategy_name="fsdp", parallel_devices=None)
 
 

@@ -184,9 +184,8 @@ class Feed(Generic[T]):
         self._begun = True
         self._count_epoch()
         options = self._plan.options
-        if self._checks_layers:
-            self._checks_layers = False
-            inexact.check_layers(self)
+        if self._checks_layers:  # layers may be unfrozen later
+            self._checks_layers = not inexact.check_layers(self)
         self._is_stale = True
         while self._is_stale:
             self._is_stale = False

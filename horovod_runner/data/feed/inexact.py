@@ -33,10 +33,16 @@ def check_graph(feed: Feed[Any], roots: Iterable[Any]) -> None:
         _go_on_with_equal_parts(feed)
 
 
-def check_layers(feed: Feed[Any]) -> None:
-    """Give equal parts if the process has a Keras layer for batch normalization."""
-    if any(getattr(layer, "trainable", False) for layer in list(keras_layers)):
+def check_layers(feed: Feed[Any]) -> bool:
+    """Give equal parts if the process has a Keras layer for batch normalization.
+
+    Returns:
+        Whether it has one that is trained.
+    """
+    found = any(getattr(layer, "trainable", False) for layer in list(keras_layers))
+    if found:
         _go_on_with_equal_parts(feed)
+    return found
 
 
 def _go_on_with_equal_parts(feed: Feed[Any]) -> None:
@@ -60,7 +66,7 @@ def _nodes_of(roots: Iterable[Any]) -> set[str]:
     seen = set(nodes)
     while nodes:
         node = nodes.pop()
-        name = node.name()
+        name = type(node).__name__  # a function of the user's may have set ctx.name
         if _normalizes(node, name):
             return {"batch normalization"}
         found |= {opaque for opaque in _OPAQUE if opaque in name}

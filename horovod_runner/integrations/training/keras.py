@@ -6,6 +6,7 @@ Keras is imported by the methods: a rank reads this file before its backend is c
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -65,6 +66,46 @@ class KerasTraining(Training):
                 f"{shapes}. Change {self.names.features} or dtypes, or the model"
             ) from error
         self.check_outputs(len(keras.tree.flatten(outputs)))
+        if type(model).train_step is not keras.Model.train_step:
+            self._check_train_step(first)
+
+    def _check_train_step(self, first: Mapping[str, Any]) -> None:
+        """Try the user's train_step on the first rows, with the weights 0 and 1.
+
+        Raises:
+            ValueError: it does not take weights of rows.
+        """
+        import numpy as np
+
+        inputs, labels, _ = self.split_parts([*readable(first).values()])
+        if not labels:
+            return
+        x = arranged(inputs, input_names(self.model))
+        y = labels[0] if len(labels) == 1 else labels
+        after = []
+        try:
+            for weight in (0.0, 1.0):
+                model = _read(self._written())
+                loss = model.loss if self.loss is None else self.loss
+                model.compile("sgd", loss=loss, loss_weights=self.loss_weights, run_eagerly=True)
+                model.train_on_batch(x, y, np.full(len(labels[0]), weight, "float32"))
+                after.append(model.get_weights())
+        except Exception as error:  # whatever the user's step raises, perhaps on the driver alone
+            if "too many values to unpack" in str(error):
+                raise ValueError(
+                    f"train_step of {type(self.model).__name__} takes no weights of rows. The rows "
+                    "that fill up a batch have the weight 0. Write x, y, weight = data, and "
+                    "self.compute_loss(x, y, y_pred, weight)"
+                ) from error
+            return
+        if all(np.array_equal(*pair) for pair in zip(*after, strict=True)):
+            warnings.warn(
+                f"train_step of {type(self.model).__name__} does not use the weights of rows, the "
+                "third part of data. So it trains with the rows that fill up a batch, too, and the "
+                "result may depend on the number of ranks. Use "
+                "self.compute_loss(x, y, y_pred, weight)",
+                stacklevel=2,
+            )
 
     def for_ranks(self) -> Self:
         """With model and optimizer in Keras's own formats."""

@@ -58,8 +58,7 @@ def train(training: KerasTraining, train: Shard, valid: Shard | None) -> Trained
         hvd.DistributedOptimizer(optimizer, **arguments),
         loss=training.loss,
         loss_weights=training.loss_weights,
-        metrics=training.metrics,
-        weighted_metrics=[],
+        metrics=training.metrics or None,  # an own train_step need not update them
     )
     names = input_names(network)
     batches, steps = _batches(training, train, names, is_training=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -31,7 +32,6 @@ def train(training: LightningTraining, train: Shard, valid: Shard | None) -> Tra
     checks = None
     if valid is not None:
         checks = _feed(training, valid, is_training=False)
-        _log_means_over_ranks(training.model)
     record = _History()
     callbacks: list[Any] = [record, ReportCallback(save_every=int(training.saves))]
     if training.save_every is not None:
@@ -40,8 +40,12 @@ def train(training: LightningTraining, train: Shard, valid: Shard | None) -> Tra
         name, mode = training.monitor
         stop = framework.callbacks.EarlyStopping
         callbacks.append(stop(name, patience=training.patience, mode=mode))
-    if training.syncs_batch_norm and hvd.size() > 1:
-        callbacks.append(_CountedRows(batch_norm.synchronize(training.model), batches))
+    if hvd.size() > 1:
+        rows = batch_norm.CountedRows()
+        if training.syncs_batch_norm:
+            rows = batch_norm.synchronize(training.model)
+        _log_means_over_ranks(training.model, rows)
+        callbacks.append(_CountedRows(rows, batches, checks))
     trainer = framework.Trainer(
         **{
             "strategy": HorovodStrategy(),
@@ -97,31 +101,59 @@ class Pairs:
         return alone, labels[0] if len(labels) == 1 else labels
 
 
-def _log_means_over_ranks(module: Any) -> None:
-    """Let ``self.log`` average the metrics of an epoch over the ranks, also without sync_dist."""
+def _log_means_over_ranks(module: Any, rows: batch_norm.CountedRows) -> None:
+    """Let ``self.log`` average the metrics of an epoch over the rows of all ranks.
+
+    Also without sync_dist, which ``self.log_dict`` always sets. A rank without rows in a batch
+    computes with a row that does not count.
+    """
     plain = module.log
 
     def log(name: str, value: Any, *args: Any, **options: Any) -> Any:
         is_of_epoch = options.get("on_epoch")
         if is_of_epoch or (is_of_epoch is None and not module.trainer.training):
-            options.setdefault("sync_dist", True)
+            options["sync_dist"] = not options.get("rank_zero_only")
+        if not rows.count:
+            options["batch_size"] = 0
         return plain(name, value, *args, **options)
 
     module.log = log
 
 
 class _CountedRows(framework.Callback):  # type: ignore[misc]
-    """Tells batch normalization whether a rank has rows in a batch."""
+    """Tells batch normalization and metrics whether a rank has rows in a batch."""
 
-    def __init__(self, rows: batch_norm.CountedRows, feed: Any) -> None:
+    def __init__(self, rows: batch_norm.CountedRows, batches: Any, checks: Any) -> None:
         self._rows = rows
-        self._feed = feed
+        self._batches = batches
+        self._checks = checks
+        self._states: list[tuple[Any, dict[str, Any]]] = []
 
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
     ) -> None:
-        """As in Lightning's Callback."""
-        self._rows.count = self._feed.real_rows(batch_idx) > 0
+        """As in Lightning's Callback, like the methods below."""
+        self._begin(pl_module, self._batches.real_rows(batch_idx))
+
+    def on_validation_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        self._begin(pl_module, self._checks.real_rows(batch_idx))
+
+    def _begin(self, module: Any, count: int) -> None:
+        self._rows.count = count > 0
+        if not count:  # a row that does not count must not stay in the states of torchmetrics
+            metrics = [each for each in module.modules() if hasattr(each, "metric_state")]
+            self._states = [(each, copy.deepcopy(each.metric_state)) for each in metrics]
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self._rows.count = True  # what is logged at the end of an epoch counts
+        for metric, state in self._states:
+            for name, value in state.items():
+                setattr(metric, name, value)
+        self._states = []
+
+    on_validation_batch_end = on_train_batch_end
 
 
 class _History(framework.Callback):  # type: ignore[misc]

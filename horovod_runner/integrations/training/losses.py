@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -95,16 +97,61 @@ def divisor_of(loss: Any, label: torch.Tensor) -> torch.Tensor:
 
 
 def fitted_label(
-    loss: Callable[..., Any], output: torch.Tensor, label: torch.Tensor
+    loss: Callable[..., Any],
+    output: torch.Tensor,
+    label: torch.Tensor,
+    function: Callable[..., Any] | None = None,
 ) -> torch.Tensor:
     """The label as a loss takes it.
 
     Class numbers become whole numbers. Other labels get the output's type, and its shape where both
-    have as many numbers: (rows,) against (rows, 1) would be broadcast to (rows, rows).
+    have as many numbers: (rows,) against (rows, 1) would be broadcast to (rows, rows). A function
+    that takes the one column of the output itself, as ``output[:, 0]``, gets (rows,).
+
+    Args:
+        loss: of the output.
+        output: of the model.
+        label: as the data have it.
+        function: a metric that gets the label; None: the loss gets it.
     """
     name = getattr(loss, "__name__", type(loss).__name__)
     if name in _CLASS_LOSSES and label.ndim < output.ndim:
         return label.long()
     if label.shape != output.shape and label.numel() == output.numel():
-        label = label.reshape(output.shape)
+        is_column = label.ndim == 1 and output.ndim == 2
+        if not (is_column and _takes_column(function or loss)):
+            label = label.reshape(output.shape)
     return label.to(output.dtype) if output.is_floating_point() else label
+
+
+def _takes_column(function: Callable[..., Any]) -> bool:
+    """Whether a function of outputs of shape (rows, 1) compares them with labels of shape (rows,).
+
+    It is tried: where shapes are broadcast to (rows, rows), the order of the labels does not count.
+    """
+    home = getattr(function, "__module__", None) or type(function).__module__
+    if home.partition(".")[0] in {"torch", "horovod_runner"} or not isinstance(function, Hashable):
+        return False
+    return _tried(function)
+
+
+@functools.lru_cache
+def _tried(function: Callable[..., Any]) -> bool:
+    if isinstance(function, torch.nn.Module):
+        function = copy.deepcopy(function).cpu()
+    logits = torch.tensor([[-1.0], [0.3], [2.0]])
+    label, other = torch.tensor([0.0, 1.0, 1.0]), torch.tensor([1.0, 0.0, 1.0])
+
+    def tells_apart(output: torch.Tensor, *labels: torch.Tensor) -> bool:
+        try:
+            one, two = (torch.as_tensor(function(output, each)) for each in labels)
+            return not torch.allclose(one, two)
+        except Exception:  # of the user's function, which does not take these
+            return False
+
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tried = [(output, label, other) for output in (logits, logits.sigmoid())]
+        return any(tells_apart(*each) for each in tried) and not any(
+            tells_apart(output, *(each[:, None] for each in labels)) for output, *labels in tried
+        )

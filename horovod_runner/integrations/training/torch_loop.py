@@ -358,8 +358,8 @@ class _Loop:
                 "it return the loss and the outputs, or leave metrics out"
             )
         for name, metric in named.items():
-            output, label = outputs[metric.label], batch.labels[metric.label]
-            label = fitted_label(self.training.loss_of(metric.label), output, label)
+            own_loss, output = self.training.loss_of(metric.label), outputs[metric.label]
+            label = fitted_label(own_loss, output, batch.labels[metric.label], metric.function)
             with torch.no_grad():
                 self._sums.add(name, metric.function(output, label), batch.rows)
         # The part of the step's loss that is this rank's, times the rows of the step.

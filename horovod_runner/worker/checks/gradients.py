@@ -25,6 +25,7 @@ from horovod_runner.worker.checks.optimizers import average_gradients, forget_gr
 from horovod_runner.worker.imports.patches import instead_of
 
 _optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+_strategies: weakref.WeakSet[Any] = weakref.WeakSet()
 _made = itertools.count()
 _clipping = threading.local()  # it has "now" while a clip asks for a norm
 _CLIPS = ("clip_grad_norm_", "clip_grad_value_")
@@ -131,6 +132,11 @@ def _average(optimizer: Any) -> None:
     optimizer._averaged_early = True
 
 
+def average_in_clips(strategy: Any) -> None:
+    """Call ``strategy.average_before_clip(parameters)`` before gradients are clipped."""
+    _strategies.add(strategy)
+
+
 def mend_clipping(module: Any) -> None:
     """Average gradients before they are clipped; called with ``torch.nn.utils.clip_grad``."""
     for name in _CLIPS:
@@ -149,11 +155,13 @@ def _average_before_clip(module: Any, name: str) -> None:
             finally:
                 _clipping.now = False
 
-        if not _optimizers:
+        if not _optimizers and not _strategies:
             return clip(parameters, *args, **options)
         if isinstance(parameters, Iterator):
             parameters = list(parameters)  # it can be read only once
         own = parameters if isinstance(parameters, list | tuple) else [parameters]
+        for strategy in list(_strategies):
+            strategy.average_before_clip(own)
         owners = _owners(own)
         what = (name, *map(id, own))
         for optimizer in owners:  # all ranks clip once, the last time that they are asked to

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from horovod_runner.data.feed import inexact
 from horovod_runner.data.shard import Shard
 from horovod_runner.errors import DataError
 from tests.shards import as_rank, shard_of
@@ -62,6 +63,23 @@ def test_each_step_has_the_mean_of_one_process(size: int, global_batch: int) -> 
             for batches in zip(*weighted, strict=True)
         ]
         assert keras == pytest.approx(expected, rel=1e-6)
+
+
+class Layer:
+    """A layer of Keras for batch normalization."""
+
+    trainable = False
+
+
+def test_parts_are_equal_from_the_epoch_in_which_batch_normalization_is_trained(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = Layer()
+    monkeypatch.setattr(inexact, "keras_layers", {layer})
+    feed = feeds(shard, monkeypatch, 3, 32, sample_weights=True)[2]
+    assert [len(batch["x"]) for batch in feed] == [10, 10, 10, 2]
+    layer.trainable = True
+    assert [len(batch["x"]) for batch in feed] == [11, 11, 11, 11]
 
 
 def test_equal_parts_keep_the_rows_and_the_weights_of_the_ranks(

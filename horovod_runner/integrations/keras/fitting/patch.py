@@ -30,6 +30,7 @@ def patch(module: Any) -> None:
 
 def _prepare(arguments: dict[str, Any]) -> None:
     """Change the arguments of ``fit``."""
+    _weigh_classes(arguments)
     x = arguments.get("x")
     if isinstance(x, Feed):
         arguments["x"] = _loader(x, "x", arguments.pop("steps_per_epoch", None))
@@ -40,6 +41,31 @@ def _prepare(arguments: dict[str, Any]) -> None:
     module = sys.modules.get("horovod_runner.integrations.keras.callbacks")
     if module is not None:
         arguments["callbacks"] = module.averaged_first(arguments.get("callbacks"), once)
+
+
+def _weigh_classes(arguments: dict[str, Any]) -> None:
+    """Multiply the weights of a dataset's rows by those of their classes; Keras refuses both."""
+    data: Any = arguments.get("x")
+    weights = arguments.get("class_weight")
+    if not weights or _feed_behind(data) is None:
+        return
+    import tensorflow
+
+    spec = data.element_spec
+    if not isinstance(spec, tuple) or len(spec) != 3 or not hasattr(spec[1], "shape"):
+        return
+    by_class = [float(weights.get(number, 1)) for number in range(max(weights) + 1)]
+
+    def weigh(x: Any, y: Any, weight: Any) -> Any:
+        if y.shape.rank > 1 and y.shape[-1] > 1:
+            classes = tensorflow.argmax(y, axis=-1)
+        else:
+            classes = tensorflow.cast(tensorflow.round(tensorflow.reshape(y, [-1])), "int64")
+        factors = tensorflow.gather(tensorflow.constant(by_class, weight.dtype), classes)
+        return x, y, weight * factors
+
+    arguments["x"] = data.map(weigh)
+    arguments.pop("class_weight")
 
 
 def _validate_on_all_rows(arguments: dict[str, Any]) -> RowsOnce[Any] | None:
