@@ -44,7 +44,7 @@ _OPS = {
     **{"max": hvd.Max, "min": hvd.Min},
 }
 
-_gathered = itertools.count()
+_calls = itertools.count()
 
 
 class HorovodStrategy(ParallelStrategy):  # type: ignore[misc]
@@ -186,7 +186,7 @@ class HorovodStrategy(ParallelStrategy):  # type: ignore[misc]
         it, as with DistributedDataParallel. Otherwise no gradient flows back.
         """
         with torch.set_grad_enabled(sync_grads and torch.is_grad_enabled()):
-            gathered = hvd.allgather(tensor.unsqueeze(0), name=self._name("all_gather"))
+            gathered = _gathered(tensor.unsqueeze(0), self._name("all_gather"))
         if gathered.requires_grad:  # Horovod takes their mean
             gathered.register_hook(lambda gradient: gradient * hvd.size())
         return gathered
@@ -258,11 +258,22 @@ class ReportCallback(lightning.Callback):  # type: ignore[misc]
 
 def _states_of_ranks(state: Any, group: Any = None) -> list[Any]:
     """Return the states that a metric of torchmetrics has on the ranks, to add or concatenate."""
-    name = f"lightning.metric.{next(_gathered)}"
+    name = f"lightning.metric.{next(_calls)}"
     if state.ndim == 0:
-        return list(hvd.allgather(state.reshape(1), name=name).unbind())
-    lengths = hvd.allgather(torch.tensor([len(state)]), name=f"{name}.lengths")
-    return list(hvd.allgather(state.contiguous(), name=name).split(lengths.tolist()))
+        return list(_gathered(state.reshape(1), name).unbind())
+    lengths = _gathered(torch.tensor([len(state)]), f"{name}.lengths")
+    return list(_gathered(state.contiguous(), name).split(lengths.tolist()))
+
+
+def _gathered(tensor: Any, name: str) -> Any:
+    """The tensors of all ranks, one after another; also in inference mode.
+
+    Horovod resizes its result in a thread of its own, which is in no inference mode.
+    """
+    if not torch.is_inference_mode_enabled():
+        return hvd.allgather(tensor, name=name)
+    with torch.inference_mode(False):
+        return hvd.allgather(tensor.clone(), name=name)
 
 
 def resume_from() -> str | None:

@@ -110,6 +110,9 @@ def fit(
         enable_model_summary=False,
     )
     trainer.fit(model, loader, ckpt_path=None if alone else resume_from())
+    if contrastive and not alone:
+        with torch.inference_mode():  # as in trainer.test
+            assert len(trainer.strategy.all_gather(x[:2])) == hvd.size()
     weights = [p.detach().flatten().tolist() for p in model.parameters()]
     return [float(trainer.callback_metrics["loss"]), weights]
 
