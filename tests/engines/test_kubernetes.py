@@ -24,7 +24,7 @@ from tests.engines import docker
 from tests.engines.kubernetes.checkout import Checkout
 from tests.engines.kubernetes.cluster import ROOT, Cluster
 from tests.engines.kubernetes.network import NODES
-from tests.engines.kubernetes.programs import wait_in_the_first_attempt
+from tests.engines.programs import wait_in_the_first_attempt
 from tests.places import classic_session
 
 if TYPE_CHECKING:

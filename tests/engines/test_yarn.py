@@ -18,15 +18,14 @@ from horovod_runner import (
     Limits,
     RankFailedError,
     SlotError,
-    current_attempt,
     load_checkpoint,
-    log_to_driver,
     save_checkpoint,
 )
 from horovod_runner.common.options import grouped
 from horovod_runner.data import parquet
 from tests.contract.test_end import Calling
 from tests.engines.hadoop import ROOT, Hadoop
+from tests.engines.programs import step_until_two_ranks_are_back, wait_in_the_first_attempt
 from tests.places import classic_session
 
 if TYPE_CHECKING:
@@ -114,7 +113,7 @@ def test_a_run_gives_way_to_another_queue_and_resumes(hadoop: Hadoop) -> None:
 
             giving = Up(take_back)
             with contextlib.redirect_stdout(giving), pytest.raises(RankFailedError) as caught:
-                runner(session).run(resume_or_wait, up="up")
+                runner(session).run(wait_in_the_first_attempt)
             assert "preempted" in str(caught.value)
             hadoop.kill_application(applications[0])
             again = runner(session, checkpoint_dir="hdfs:///preempted", max_restarts=1)
@@ -123,7 +122,7 @@ def test_a_run_gives_way_to_another_queue_and_resumes(hadoop: Hadoop) -> None:
                 applications.append(hadoop.submit("urgent", "sleep 20", megabytes=7000))
 
             with contextlib.redirect_stdout(Up(take_back_again)):
-                assert again.run(resume_or_wait, up="up") == (7, 2)
+                assert again.run(wait_in_the_first_attempt) == (7, 2)
     finally:
         for application in applications:
             hadoop.kill_application(application)
@@ -141,7 +140,7 @@ def test_executors_of_dynamic_allocation_are_taken_and_their_loss_is_survived(
     }
     with classic_session({**settings(hadoop), **dynamic}) as session:
         with pytest.raises(SlotError, match=r"maxExecutors=2"):
-            runner(session, np=(3, 4)).run(resume_or_wait, up="up")
+            runner(session, np=(3, 4)).run(wait_in_the_first_attempt)
         killed: list[int] = []
 
         def kill(executors: list[int]) -> None:
@@ -150,8 +149,14 @@ def test_executors_of_dynamic_allocation_are_taken_and_their_loss_is_survived(
 
         with contextlib.redirect_stdout(Up(kill)):
             again = runner(session, np=2, max_restarts=2, checkpoint_dir="hdfs:///dynamic")
-            assert again.run(resume_or_wait, up="up") == (7, 2)
+            assert again.run(wait_in_the_first_attempt) == (7, 2)
         assert killed
+        # Elastic ranks go on with the other one, and have two again.
+        with contextlib.redirect_stdout(Up(kill)):
+            elastic = runner(session, np=(1, 2), max_restarts=2, grow_after=0.0)
+            sizes = elastic.run(step_until_two_ranks_are_back)
+        assert sizes[0] == sizes[-1] == 2
+        assert elastic.last_run.attempts[0].error
 
 
 def test_rows_and_checkpoints_are_on_hdfs(session: SparkSession, hadoop: Hadoop) -> None:
@@ -195,30 +200,6 @@ def test_an_exception_of_a_rank_comes_as_itself(session: SparkSession) -> None:
         runner(session).run(main)
 
 
-def resume_or_wait(up: str) -> tuple[int, int]:
-    """Save a checkpoint, say where this is, and wait for an end; the next attempt returns.
-
-    Args:
-        up: how the line begins. The process id of the executor follows.
-    """
-    import horovod.torch as hvd
-    import psutil
-    import torch
-
-    hvd.init()
-    loaded = load_checkpoint()
-    if loaded is not None:
-        return loaded.state["weights"], current_attempt()
-    save_checkpoint({"weights": 7}, 1)
-    save_checkpoint({"weights": 7}, 2)  # waits until the first one is complete
-    hvd.allreduce(torch.ones(1), name="saved")
-    # The nearest one: the NodeManager is another.
-    executor = next(each.pid for each in psutil.Process().parents() if each.name() == "java")
-    log_to_driver(f"{up} {executor} {os.getcwd()}")
-    threading.Event().wait()
-    raise AssertionError("the wait has no end")
-
-
 class Up(Calling):
     """Calls a function with the process ids of the executors, by rank, when both ranks are up."""
 
@@ -236,14 +217,14 @@ def test_a_killed_executor_is_named_in_yarns_words(session: SparkSession) -> Non
         contextlib.redirect_stdout(killing),
         pytest.raises(RankFailedError, match=r"(?s)rank \d.*Exit status: 137"),
     ):
-        runner(session).run(resume_or_wait, up="up")
+        runner(session).run(wait_in_the_first_attempt)
 
 
 def test_a_run_resumes_from_hdfs_after_the_loss_of_an_executor(session: SparkSession) -> None:
     killing = Up(lambda executors: os.kill(executors[0], signal.SIGKILL))
     with contextlib.redirect_stdout(killing):
         again = runner(session, max_restarts=1, checkpoint_dir="hdfs:///killed")
-        assert again.run(resume_or_wait, up="up") == (7, 2)
+        assert again.run(wait_in_the_first_attempt) == (7, 2)
 
 
 def test_a_run_resumes_after_the_loss_of_a_node(session: SparkSession, hadoop: Hadoop) -> None:
@@ -259,7 +240,7 @@ def test_a_run_resumes_after_the_loss_of_a_node(session: SparkSession, hadoop: H
     try:
         with contextlib.redirect_stdout(Up(end_node)):
             again = runner(session, max_restarts=2, checkpoint_dir="hdfs:///node")
-            weights, attempt = again.run(resume_or_wait, up="up")
+            weights, attempt = again.run(wait_in_the_first_attempt)
         assert weights == 7
         # With the node, YARN may have lost the application master, and then all executors.
         assert attempt > 1
