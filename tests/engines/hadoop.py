@@ -66,6 +66,9 @@ class Daemon:
         command: what starts it.
         ready: a regular expression for the line of its log by which it serves.
         log: the file that receives all it says.
+
+    Attributes:
+        pid: of the daemon itself.
     """
 
     def __init__(self, name: str, command: Sequence[str], ready: str, log: Path) -> None:
@@ -80,7 +83,7 @@ class Daemon:
             text=True, start_new_session=True,
         )  # fmt: skip
         assert self._process.stdout is not None
-        self._pid = int(self._process.stdout.readline())
+        self.pid = int(self._process.stdout.readline())
         self._reading = threading.Thread(target=self._read, daemon=True)
         self._reading.start()
 
@@ -112,7 +115,7 @@ class Daemon:
 
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
         """Send the daemon alone a signal: its containers live on."""
-        os.kill(self._pid, number)
+        os.kill(self.pid, number)
 
     def close(self) -> None:
         """End it, with all that it has started."""

@@ -27,6 +27,10 @@ _BUSY = (
     "(AWS_RETRY_MODE=adaptive and AWS_MAX_ATTEMPTS=10 for S3)."
 )
 _AWAY = "The store cannot be reached: check the network, the endpoint and the proxy."
+_RESTARTING = (
+    "HDFS cannot read or write, also after several tries: check that its DataNodes run and have "
+    "space, and that its NameNode has left safe mode (hdfs dfsadmin -safemode get)."
+)
 _ABSENT = "There is no such folder or bucket: create it, or correct the name."
 _FULL = (
     "The disk is full: free space, keep fewer checkpoints (num_to_keep), or use another place "
@@ -49,9 +53,11 @@ _BY_TEXT: Final = (
     (r"expired|TokenRefreshRequired", _EXPIRED),
     (r"unable to locate credentials|NoCredentials|could not automatically determine", _MISSING),
     (r"SlowDown|throttl|TooManyRequests|reduce your request rate|ServerBusy|\b(503|429)\b", _BUSY),
+    (r"SafeMode|DataTransferError|OperationFailed|BlocksNotFound|minReplication", _RESTARTING),
     (r"AccessDenied|access denied|Forbidden|\b403\b|InvalidAccessKeyId|SignatureDoesNot", _REFUSED),
     (r"NoSuchBucket", _ABSENT),
     (r"could not connect|cannot connect|connection|timed? ?out|name resolution", _AWAY),
+    (r"No data received", _AWAY),
 )
 _BY_NUMBER: Final = {
     errno.ENOSPC: _FULL,

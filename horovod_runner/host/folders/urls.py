@@ -10,6 +10,8 @@ from typing import Any, Final
 from weakref import WeakSet
 
 from horovod_runner.common.text import without_password
+from horovod_runner.host.folders.hdfs import SCHEMES as _HDFS
+from horovod_runner.host.folders.hdfs import is_hdfs, problem
 
 # By what to install. fsspec itself names the packages of other schemes.
 _PACKAGES: Final[Mapping[str, str]] = {
@@ -23,7 +25,6 @@ _PACKAGES: Final[Mapping[str, str]] = {
     "abfss": "adlfs",
     "az": "adlfs",
 }
-_HDFS: Final = ("hdfs", "viewfs")
 _HADOOP_CONF: Final = ("HADOOP_CONF_DIR", "HADOOP_HOME")
 # Where Spark puts the driver's HADOOP_CONF_DIR in a container of YARN's.
 _IN_CONTAINER: Final = Path("__spark_conf__") / "__hadoop_conf__"
@@ -91,8 +92,9 @@ def file_system(url: str, **options: Any) -> tuple[Any, str]:
         if scheme not in _HDFS:
             raise
         raise ValueError(
-            f"hdfs-native cannot open {shown(url)}: {error}. Set HADOOP_CONF_DIR to the folder "
-            "with core-site.xml and hdfs-site.xml, or name the NameNode's host and port in the URL."
+            f"hdfs-native cannot open {shown(url)}: {problem(error)}. Set HADOOP_CONF_DIR to the "
+            "folder with core-site.xml and hdfs-site.xml, or name the NameNode's host and port in "
+            "the URL."
         ) from None
     if scheme in _HDFS:
         _clients.add(files)
@@ -140,7 +142,7 @@ def check_reachable(url: str, **options: Any) -> None:
         ImportError: as :func:`file_system`.
         ValueError: as :func:`file_system`, or HDFS does not answer.
     """
-    if not url.startswith(tuple(f"{scheme}://" for scheme in _HDFS)):
+    if not is_hdfs(url):
         file_system(url, **options)
         return
     files, path = file_system(url, **_FEW_ATTEMPTS, **options)
@@ -148,9 +150,9 @@ def check_reachable(url: str, **options: Any) -> None:
         files.exists(path)
     except (OSError, RuntimeError) as error:
         raise ValueError(
-            f"{shown(url)} cannot be reached: {error}. Check that its NameNode runs, and that host "
-            "and port are right here: in the URL, or in HADOOP_CONF_DIR. On a cluster with "
-            "Kerberos a ticket is required: kinit."
+            f"{shown(url)} cannot be reached: {problem(error)}. Check that its NameNode runs, and "
+            "that host and port are right here: in the URL, or in HADOOP_CONF_DIR. On a cluster "
+            "with Kerberos a ticket is required: kinit."
         ) from error
 
 
