@@ -95,6 +95,7 @@ def test_what_hdfs_refuses_at_last_comes_without_a_stack_trace(
     error: Exception, kind: type[Exception], text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hdfs, "_SECONDS", -1.0)
+    monkeypatch.setattr(hdfs, "_gave_up", 0.0)
 
     def act() -> None:
         raise error
@@ -102,3 +103,26 @@ def test_what_hdfs_refuses_at_last_comes_without_a_stack_trace(
     with pytest.raises(kind, match=text) as caught:
         hdfs.repeat(act)
     assert "A.java" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "named"),
+    [
+        ("hdfs://localhost:8020/a", "hdfs://127.0.0.1:8020/a"),
+        ("hdfs:///a", "hdfs://127.0.0.1:8020/a"),
+        ("hdfs://localhost:9000/a", "hdfs://localhost:9000/a"),
+        ("hdfs://cluster/a", "hdfs://cluster/a"),
+    ],
+)
+def test_a_name_node_is_named_as_in_its_token(
+    url: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
+    assert hdfs.as_in_token(url) == url
+    (tmp_path / "token").write_bytes(b"HDTS..HDFS_DELEGATION_TOKEN\x0e127.0.0.1:8020")
+    monkeypatch.setenv("HADOOP_TOKEN_FILE_LOCATION", str(tmp_path / "token"))
+    (tmp_path / "core-site.xml").write_text(
+        "<configuration><property><name>fs.defaultFS</name><value>hdfs://localhost:8020</value>"
+        "</property></configuration>"
+    )
+    assert hdfs.as_in_token(url) == named

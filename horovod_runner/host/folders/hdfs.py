@@ -1,21 +1,29 @@
-"""Repeats calls while a server of HDFS restarts; shortens the errors of hdfs-native."""
+"""HDFS: repeats calls while a server restarts, shortens errors, and fits URLs to tokens."""
 
 from __future__ import annotations
 
 import io
+import os
 import re
 import shutil
+import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import IO, Any, Final, TypeVar
+from urllib.parse import urlsplit
+from xml.etree import ElementTree
 
 from horovod_runner.host.folders.folder import PART
 
 SCHEMES: Final = ("hdfs", "viewfs")
 
 _T = TypeVar("_T")
-_SECONDS = 180.0  # as long as hdfs-native itself repeats what a NameNode does not answer
+#: hdfs-native would repeat for three minutes what a NameNode does not answer, and that alone.
+FEW_ATTEMPTS: Final = {"dfs.client.failover.max.attempts": "3"}
+_SECONDS = 180.0
 _LONGEST_PAUSE = 5.0
+_gave_up = -_SECONDS
 _COPIED_BYTES: Final = 1 << 22
 # What a client hears while a NameNode is in safe mode, or while no DataNode has a block.
 _RESTARTING: Final = re.compile(
@@ -26,6 +34,19 @@ _RESTARTING: Final = re.compile(
 _FROM_SERVER: Final = re.compile(
     r'(?:Fatal)?RPCError\("(?:[\w.]+[.$])?(\w+)", "(.*?)(?:\\n.*)?"\)', re.DOTALL
 )
+# Rust's text of an error of Kerberos: codes, and words.
+_FROM_KERBEROS: Final = re.compile(r'GSSAPIError\(.*, "(.*)"\)', re.DOTALL)
+_UNKNOWN_USER: Final = re.compile(
+    r"GSSAPIError|NoSASLMechanism|SASLError|SaslException|SecretManager\$InvalidToken"
+)
+#: Begins the text of an error by which HDFS does not know this user.
+KERBEROS: Final = "Kerberos: "
+#: What to do about it.
+GET_TICKET: Final = (
+    "Get a Kerberos ticket for this process: kinit, and klist shows it. Or let "
+    "HADOOP_TOKEN_FILE_LOCATION name a file with a delegation token of this NameNode that has not "
+    "expired (hdfs fetchdt)."
+)
 
 
 def is_hdfs(url: str) -> bool:
@@ -34,17 +55,52 @@ def is_hdfs(url: str) -> bool:
 
 
 def problem(error: BaseException) -> str:
-    """What went wrong, without Java's stack trace."""
-    return _FROM_SERVER.sub(r"\1: \2", str(error)).rstrip(". ")
+    """What went wrong, without Java's stack trace and Kerberos's numbers."""
+    text = str(error)
+    short = _FROM_SERVER.sub(r"\1: \2", _FROM_KERBEROS.sub(r"\1", text)).rstrip(". ")
+    return f"{KERBEROS}{short}" if _UNKNOWN_USER.search(text) else short
+
+
+def as_in_token(url: str) -> str:
+    """Name the NameNode of a URL by its address if a delegation token does.
+
+    hdfs-native compares both as they are written. Hadoop's tokens are for addresses, and its URLs
+    for host names.
+    """
+    try:
+        tokens = Path(os.environ["HADOOP_TOKEN_FILE_LOCATION"]).read_bytes()
+        at = urlsplit(url if urlsplit(url).netloc else _default_url())
+        if at.port is None:  # a name service, which tokens name as it is
+            return url
+        for *_, address in socket.getaddrinfo(at.hostname, at.port, type=socket.SOCK_STREAM):
+            place = f"{address[0]}:{at.port}"
+            if place.encode() in tokens:
+                return urlsplit(url)._replace(netloc=place).geturl()
+    except (KeyError, OSError, ValueError, ElementTree.ParseError):
+        pass  # it is opened as it is
+    return url
+
+
+def _default_url() -> str:
+    """`fs.defaultFS`, empty where it is not set."""
+    home = os.environ.get("HADOOP_HOME")
+    folder = os.environ.get("HADOOP_CONF_DIR") or f"{home}/etc/hadoop"
+    settings = ElementTree.parse(f"{folder}/core-site.xml")  # noqa: S314 - the user's own file
+    for each in settings.iter("property"):
+        if each.findtext("name") == "fs.defaultFS":
+            return each.findtext("value", "")
+    return ""
 
 
 def repeat(action: Callable[[], _T]) -> _T:
-    """Act; again for three minutes while HDFS restarts.
+    """Act; again for three minutes while HDFS restarts, unless a call has just waited in vain.
 
     Raises:
         OSError: it failed, also at last; a PermissionError where HDFS refuses access.
     """
-    end, pause = time.monotonic() + _SECONDS, 0.25
+    global _gave_up  # noqa: PLW0603 - of all folders: the end of a run makes several calls
+    began, pause = time.monotonic(), 0.25
+    end = began if began < _gave_up + _SECONDS else began + _SECONDS
     while True:
         try:
             return action()
@@ -56,8 +112,10 @@ def repeat(action: Callable[[], _T]) -> _T:
             text = problem(error)
             if "AccessControlException" in text:
                 raise PermissionError(text) from None
-            passing = isinstance(error, OSError) or _RESTARTING.search(text)
-            if not passing or time.monotonic() > end:
+            if not (isinstance(error, OSError) or _RESTARTING.search(text)):
+                raise OSError(text) from None
+            if time.monotonic() > end:
+                _gave_up = time.monotonic()
                 raise OSError(text) from None
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)

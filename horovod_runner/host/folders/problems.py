@@ -11,6 +11,7 @@ from typing import Final
 from horovod_runner.common.files import is_full, write_problem
 from horovod_runner.common.text import without_password
 from horovod_runner.errors import CheckpointError
+from horovod_runner.host.folders.hdfs import GET_TICKET, KERBEROS, problem
 
 _EXPIRED = (
     "Renew the credentials: files and roles are read again with the next access; for variables of "
@@ -50,6 +51,7 @@ _LOST = "The file system has lost its server: mount it again."
 
 # By what stores say, in this order: an error of expired credentials is one of refused access, too.
 _BY_TEXT: Final = (
+    (KERBEROS, GET_TICKET),
     (r"expired|TokenRefreshRequired", _EXPIRED),
     (r"unable to locate credentials|NoCredentials|could not automatically determine", _MISSING),
     (r"SlowDown|throttl|TooManyRequests|reduce your request rate|ServerBusy|\b(503|429)\b", _BUSY),
@@ -93,7 +95,7 @@ def describe(
     """
     if isinstance(error, CheckpointError):
         return str(error)
-    told = str(error)
+    told = problem(error)
     if folder is not None and isinstance(error, OSError):
         told = write_problem(error, folder)
     text = without_password(told).rstrip(". ") or type(error).__name__
@@ -102,7 +104,7 @@ def describe(
 
 def advice(error: BaseException) -> str:
     """The likely cause, and what to change; empty if nothing is known about the error."""
-    texts = [f"{type(each).__name__}: {each}" for each in _causes(error)]
+    texts = [f"{type(each).__name__}: {problem(each)}" for each in _causes(error)]
     for pattern, sentence in _BY_TEXT:
         if any(re.search(pattern, text, re.IGNORECASE) for text in texts):
             return sentence

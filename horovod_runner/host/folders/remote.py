@@ -26,8 +26,9 @@ class RemoteFolder:
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
-        self._files, self._path = file_system(self.url)
         self._hdfs = hdfs.is_hdfs(self.url)
+        self._options = hdfs.FEW_ATTEMPTS if self._hdfs else {}
+        self._files, self._path = file_system(self.url, **self._options)
 
     def path_of(self, name: str) -> str:
         """See :class:`~horovod_runner.host.folders.folder.Folder`; so for all below."""
@@ -44,7 +45,9 @@ class RemoteFolder:
         try:
             return self._act(action)
         except PermissionError:
-            self._files, self._path = file_system(self.url, skip_instance_cache=True)
+            self._files, self._path = file_system(
+                self.url, skip_instance_cache=True, **self._options
+            )
             return self._act(action)
 
     def _act(self, action: Callable[[Any], _T]) -> _T:
