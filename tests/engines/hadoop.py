@@ -33,7 +33,7 @@ from tests.engines.maven import provide_jars
 from tests.engines.versions import HADOOP
 
 ROOT = Path(__file__).parents[2]
-_HOST = "127.0.0.1"
+HOST = "127.0.0.1"
 _START_SECONDS = 180
 _NODE_MB = 8192
 _MODULES = (
@@ -44,11 +44,11 @@ _MODULES = (
     "hadoop-yarn-server-nodemanager",
     "hadoop-yarn-server-timelineservice",  # without it the ResourceManager does not start
 )
-_JAVA = (
+JAVA = (
     *("java", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
     "--add-opens=java.base/java.lang=ALL-UNNAMED",
 )
-_HDFS, _YARN = "org.apache.hadoop.hdfs.server", "org.apache.hadoop.yarn.server"
+HDFS, _YARN = "org.apache.hadoop.hdfs.server", "org.apache.hadoop.yarn.server"
 _LOGGING = """\
 log4j.rootLogger=INFO,console
 log4j.appender.console=org.apache.log4j.ConsoleAppender
@@ -66,6 +66,9 @@ class Daemon:
         command: what starts it.
         ready: a regular expression for the line of its log by which it serves.
         log: the file that receives all it says.
+
+    Attributes:
+        pid: of the daemon itself.
     """
 
     def __init__(self, name: str, command: Sequence[str], ready: str, log: Path) -> None:
@@ -80,7 +83,7 @@ class Daemon:
             text=True, start_new_session=True,
         )  # fmt: skip
         assert self._process.stdout is not None
-        self._pid = int(self._process.stdout.readline())
+        self.pid = int(self._process.stdout.readline())
         self._reading = threading.Thread(target=self._read, daemon=True)
         self._reading.start()
 
@@ -112,7 +115,7 @@ class Daemon:
 
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
         """Send the daemon alone a signal: its containers live on."""
-        os.kill(self._pid, number)
+        os.kill(self.pid, number)
 
     def close(self) -> None:
         """End it, with all that it has started."""
@@ -136,15 +139,15 @@ class Hadoop:
         self.daemons: dict[str, Daemon] = {}
         self._folder = folder
         self._classes = f"{self.conf}:{jars}/*"
-        names, *pairs = _free_ports(7)
-        self.url = f"hdfs://{_HOST}:{names}"
-        http, *resources = (f"{_HOST}:{port}" for port in pairs)
+        names, *pairs = free_ports(7)
+        self.url = f"hdfs://{HOST}:{names}"
+        http, *resources = (f"{HOST}:{port}" for port in pairs)
         self.resources_url = f"http://{resources[0]}"
-        _write_conf(
+        write_conf(
             self.conf,
             {
                 "core-site": {"fs.defaultFS": self.url, "hadoop.tmp.dir": str(folder / "data")},
-                "hdfs-site": {"dfs.namenode.http-address": http, **_HDFS_SITE},
+                "hdfs-site": {"dfs.namenode.http-address": http, **HDFS_SITE},
                 "yarn-site": {
                     **dict(zip(_RESOURCE_MANAGER, resources, strict=True)),
                     **_YARN_SITE,
@@ -167,7 +170,7 @@ class Hadoop:
 
     def start(self) -> None:
         """Format HDFS, start all daemons, and wait until they serve."""
-        name_node = f"{_HDFS}.namenode.NameNode"
+        name_node = f"{HDFS}.namenode.NameNode"
         formatted = subprocess.run(
             [*self._java(name_node), "-format", "-force"],
             capture_output=True,
@@ -177,7 +180,7 @@ class Hadoop:
         if formatted.returncode:
             raise EngineError(f"Hadoop: HDFS cannot be formatted: {formatted.stderr[-500:]}")
         self._start("namenode", self._java(name_node), "NameNode RPC up at")
-        self._start("datanode", self._java(f"{_HDFS}.datanode.DataNode"), "Successfully sent block")
+        self._start("datanode", self._java(f"{HDFS}.datanode.DataNode"), "Successfully sent block")
         manager = f"{_YARN}.resourcemanager.ResourceManager"
         self._start("resourcemanager", self._java(manager), "Transitioned to active state")
         for name in ("node1", "node2"):
@@ -191,7 +194,7 @@ class Hadoop:
         self.daemons[name].close()
         class_ = {"namenode": "NameNode", "datanode": "DataNode"}[name]
         ready = {"namenode": "NameNode RPC up at", "datanode": "Successfully sent block"}[name]
-        self._start(name, self._java(f"{_HDFS}.{name}.{class_}"), ready)
+        self._start(name, self._java(f"{HDFS}.{name}.{class_}"), ready)
         self.daemons[name].await_start()
 
     def start_node(self, name: str) -> None:
@@ -200,14 +203,14 @@ class Hadoop:
         places = {"local-dirs": folder / "local", "log-dirs": folder / "logs"}
         words = [f"-Dyarn.nodemanager.{key}={path}" for key, path in places.items()]
         # Its generic options come behind the class.
-        command = [*self._java(f"{_YARN}.nodemanager.NodeManager"), *_spread(words)]
+        command = [*self._java(f"{_YARN}.nodemanager.NodeManager"), *spread(words)]
         self._start(name, command, "Registered with ResourceManager")
 
     def _start(self, name: str, command: Sequence[str], ready: str) -> None:
         self.daemons[name] = Daemon(name, command, ready, self._folder / f"{name}.log")
 
     def _java(self, class_: str) -> list[str]:
-        return [*_JAVA, "-cp", self._classes, class_]
+        return [*JAVA, "-cp", self._classes, class_]
 
     def submit(self, queue: str, command: str, *, megabytes: int) -> str:
         """Start an application that is nothing but its master, with a shell command; its id."""
@@ -257,6 +260,12 @@ def _java_home() -> str:
     return str(Path(java).resolve().parents[1])
 
 
+def hadoop_jars() -> Path:
+    """The folder of Hadoop's jars; see :func:`provide_jars`."""
+    modules = [f"org.apache.hadoop:{module}:{HADOOP}" for module in _MODULES]
+    return provide_jars(f"hadoop-{HADOOP}", modules)
+
+
 @contextmanager
 def running(settings: Mapping[str, str] | None = None) -> Iterator[Hadoop]:
     """Start Hadoop; everything ends with the block, or with this process.
@@ -267,9 +276,7 @@ def running(settings: Mapping[str, str] | None = None) -> Iterator[Hadoop]:
     Raises:
         EngineError: it cannot run here.
     """
-    jars = provide_jars(
-        f"hadoop-{HADOOP}", [f"org.apache.hadoop:{module}:{HADOOP}" for module in _MODULES]
-    )
+    jars = hadoop_jars()
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hadoop-"))
         Path(folder).chmod(0o755)
@@ -279,11 +286,11 @@ def running(settings: Mapping[str, str] | None = None) -> Iterator[Hadoop]:
         yield hadoop
 
 
-_HDFS_SITE = {
+HDFS_SITE = {
     "dfs.replication": "1",
-    "dfs.datanode.address": f"{_HOST}:0",
-    "dfs.datanode.http.address": f"{_HOST}:0",
-    "dfs.datanode.ipc.address": f"{_HOST}:0",
+    "dfs.datanode.address": f"{HOST}:0",
+    "dfs.datanode.http.address": f"{HOST}:0",
+    "dfs.datanode.ipc.address": f"{HOST}:0",
     "dfs.permissions.enabled": "false",
     "dfs.namenode.safemode.extension": "0",
 }
@@ -297,9 +304,9 @@ _RESOURCE_MANAGER = (
 _QUEUES = "yarn.scheduler.capacity.root"
 _PREEMPTION = "yarn.resourcemanager.monitor.capacity.preemption"
 _YARN_SITE = {
-    "yarn.nodemanager.address": f"{_HOST}:0",
-    "yarn.nodemanager.localizer.address": f"{_HOST}:0",
-    "yarn.nodemanager.webapp.address": f"{_HOST}:0",
+    "yarn.nodemanager.address": f"{HOST}:0",
+    "yarn.nodemanager.localizer.address": f"{HOST}:0",
+    "yarn.nodemanager.webapp.address": f"{HOST}:0",
     "yarn.nodemanager.resource.memory-mb": str(_NODE_MB),
     "yarn.nodemanager.resource.cpu-vcores": "8",
     # A container that takes more memory than it asked for is killed.
@@ -335,7 +342,8 @@ _YARN_SITE = {
 }
 
 
-def _write_conf(folder: Path, sites: Mapping[str, Mapping[str, str]]) -> None:
+def write_conf(folder: Path, sites: Mapping[str, Mapping[str, str]]) -> None:
+    """Write the XML files of a folder that HADOOP_CONF_DIR names."""
     # The jars of Maven hold no web pages, and the daemons ask for their folders.
     for name in ("hdfs", "datanode", "cluster", "node", "secondary", "journal"):
         (folder / "webapps" / name).mkdir(parents=True)
@@ -349,17 +357,17 @@ def _write_conf(folder: Path, sites: Mapping[str, Mapping[str, str]]) -> None:
         ElementTree.ElementTree(root).write(folder / f"{site}.xml")
 
 
-def _spread(words: Sequence[str]) -> list[str]:
+def spread(words: Sequence[str]) -> list[str]:
     """Hadoop reads "-D name=value" as two words."""
     return [part for word in words for part in ("-D", word.removeprefix("-D"))]
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Ports that nobody uses at the moment."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
-            each.bind((_HOST, 0))
+            each.bind((HOST, 0))
         return [each.getsockname()[1] for each in sockets]
 
 

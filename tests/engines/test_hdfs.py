@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context
 
+import fsspec
 import pytest
 
+from horovod_runner import CheckpointError, DataError, load_checkpoint, save_checkpoint
+from horovod_runner.data import parquet
 from horovod_runner.host.folders.opening import open_folder
+from tests.conftest import Ranks
+from tests.engines import EngineError, hdfs
 from tests.engines.hadoop import Hadoop
+from tests.engines.hdfs import Cluster
 from tests.stores.any_store import AnyStore
 
 pytestmark = [pytest.mark.places("yarn"), pytest.mark.timeout(600)]
@@ -29,3 +40,164 @@ def test_a_process_that_has_used_hdfs_can_fork(hadoop: Hadoop) -> None:
     child.start()
     child.join()
     assert child.exitcode == 0
+
+
+@pytest.mark.parametrize("name", ["datanode", "namenode"])
+def test_a_server_restarts_while_a_checkpoint_is_written(
+    hadoop: Hadoop, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"{hadoop.url}/restart-of-{name}"
+    kept = {"checkpoint_dir": url, "num_to_keep": None}
+
+    def train(steps: int, held: int) -> int:
+        import horovod.torch as hvd
+
+        hvd.init()
+        found = load_checkpoint()
+        first = found.step + 1 if found else 1
+        for step in range(first, steps + 1):
+            if held and step == 2 and hvd.rank() == 0:
+                until(lambda: any("step-1-" in each for each in markers(url)))
+                os.kill(held, signal.SIGSTOP)  # the next file is begun, and gets no further
+            save_checkpoint({"step": step, "bytes": os.urandom(20_000_000)}, step)
+            hvd.barrier()
+        return first
+
+    def restart() -> None:
+        folder = open_folder(url)
+        until(lambda: any("step-2-" in each for each in folder.names()))
+        hadoop.restart(name)
+        if name == "namenode":
+            hadoop.daemons["datanode"].kill(signal.SIGCONT)
+
+    runner = Ranks("local").runner(2, **kept)
+    with ThreadPoolExecutor(1) as pool:
+        restarted = pool.submit(restart)
+        assert runner.run(train, steps=3, held=hadoop.daemons["datanode"].pid) == 1
+        restarted.result()
+    assert [each.load()["step"] for each in runner.last_run.checkpoints] == [1, 2, 3]
+    assert "could not be written" not in capsys.readouterr().err
+    assert Ranks("local").runner(2, resume=True, **kept).run(train, steps=4, held=0) == 4
+
+
+@pytest.fixture(scope="module")
+def name_nodes() -> Iterator[Cluster]:
+    """Two NameNodes."""
+    try:
+        with hdfs.two_name_nodes() as cluster:
+            yield cluster
+    except EngineError as error:
+        pytest.exit(str(error), returncode=1)
+
+
+def test_the_other_name_node_takes_the_next_checkpoints(
+    name_nodes: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(name_nodes.conf))
+    url = f"{name_nodes.url}/checkpoints"
+    kept = {"checkpoint_dir": url, "num_to_keep": None}
+
+    def train(steps: int) -> int:
+        import horovod.torch as hvd
+
+        hvd.init()
+        found = load_checkpoint()
+        first = found.step + 1 if found else 1
+        for step in range(first, steps + 1):
+            if step == 2 and hvd.rank() == 0:
+                until(lambda: open_folder(url).size("nn2-is-active") is not None)
+            save_checkpoint({"step": step}, step)
+            hvd.barrier()
+        return first
+
+    def fail_over() -> None:
+        folder = open_folder(url)
+        until(lambda: any("step-1-" in each for each in markers(url)))
+        hdfs.fail_over(name_nodes)
+        folder.write("nn2-is-active", b"")
+
+    runner = Ranks("local").runner(2, **kept)
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(fail_over)
+        assert runner.run(train, steps=3) == 1
+        done.result()
+    assert [each.load()["step"] for each in runner.last_run.checkpoints] == [1, 2, 3]
+    # The first NameNode of the list is gone; `fs.defaultFS` names the service.
+    kept["checkpoint_dir"] = "hdfs:///checkpoints"
+    assert Ranks("local").runner(2, resume=True, **kept).run(train, steps=4) == 4
+
+
+@pytest.fixture(scope="module")
+def kerberos() -> Iterator[Cluster]:
+    """HDFS that knows its users by Kerberos alone."""
+    try:
+        with hdfs.with_kerberos() as cluster:
+            yield cluster
+    except EngineError as error:
+        pytest.exit(str(error), returncode=1)
+
+
+@pytest.fixture
+def secure(kerberos: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """The same; this process is its user, and has a ticket and no connection."""
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(kerberos.conf))
+    for name, value in kerberos.variables.items():
+        monkeypatch.setenv(name, value)
+    fsspec.get_filesystem_class("hdfs").clear_instance_cache()
+    return kerberos
+
+
+class TestHdfsWithKerberos(AnyStore):
+    """A folder of a cluster that asks for a ticket, and encrypts what it sends."""
+
+    @pytest.fixture
+    def url(self, secure: Cluster) -> str:
+        return f"{secure.url}/store-{next(_number)}"
+
+
+@pytest.mark.parametrize("named", ["by the host's name", "by the settings"])
+def test_a_delegation_token_is_enough_for_ranks(
+    secure: Cluster, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HADOOP_TOKEN_FILE_LOCATION", str(hdfs.fetch_token(secure)))
+    monkeypatch.setenv("KRB5CCNAME", "FILE:/no/ticket")
+    folder = f"tokens-{next(_number)}"
+    url = f"{secure.url}/{folder}" if named == "by the host's name" else f"hdfs:///{folder}"
+
+    def main() -> tuple[str, str]:
+        save_checkpoint({"step": 1}, 1)
+        return os.environ["KRB5CCNAME"], os.environ["KRB5_CONFIG"]
+
+    runner = Ranks("local").runner(2, checkpoint_dir=url)
+    assert runner.run(main) == ("FILE:/no/ticket", secure.variables["KRB5_CONFIG"])
+    assert runner.last_run.latest_checkpoint.load() == {"step": 1}
+
+
+def test_a_missing_ticket_is_named_before_a_run_starts(
+    secure: Cluster, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KRB5CCNAME", "FILE:/no/ticket")
+    with pytest.raises(CheckpointError) as caught:
+        Ranks("local").runner(2, checkpoint_dir=f"{secure.url}/a").run(print)
+    assert "Kerberos: No credentials were supplied" in str(caught.value)
+    assert "(default cache: FILE:/no/ticket). Get a Kerberos ticket" in str(caught.value)
+    assert str(caught.value).count("kinit") == 1
+    assert "GSSAPI" not in str(caught.value)
+    assert caught.value.__cause__ is None
+    with pytest.raises(DataError, match="kinit"):
+        Ranks("local").runner(2).run(lambda rows: None, rows=parquet(f"{secure.url}/rows"))
+    assert "".join(capfd.readouterr()) == ""
+
+
+def markers(url: str) -> list[str]:
+    """The names of the markers of complete checkpoints in a folder."""
+    names = open_folder(url).names()
+    return [each for each in names if each.startswith("checkpoint-") and each.endswith(".json")]
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for what others do, at most two minutes."""
+    end = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.stores import azure as emulated
 from tests.stores import mounted, require
 from tests.stores.s3 import Server
 
@@ -37,6 +39,20 @@ def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     yield server
     s3fs.S3FileSystem.clear_instance_cache()
     server.close()
+
+
+@pytest.fixture
+def azure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Azure's emulator with a container `mine`; the credentials are in a variable."""
+    adlfs = pytest.importorskip("adlfs")
+    if shutil.which(emulated.PROGRAM) is None:
+        pytest.skip("Azurite is not installed (npm install -g azurite)")
+    with emulated.emulator(tmp_path / "azurite") as connection:
+        monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", connection)
+        adlfs.AzureBlobFileSystem.clear_instance_cache()
+        adlfs.AzureBlobFileSystem().mkdir("mine")
+        yield
+        adlfs.AzureBlobFileSystem.clear_instance_cache()
 
 
 def write_credentials(path: Path, token: str) -> None:

@@ -1,4 +1,4 @@
-"""The same tests over a disk and S3; over HDFS they are in tests/engines/test_hdfs.py."""
+"""The same tests over a disk, S3 and Azure; over HDFS they are in tests/engines/test_hdfs.py."""
 
 from __future__ import annotations
 
@@ -25,3 +25,11 @@ class TestS3(AnyStore):
     def url(self, s3: Server) -> str:
         del s3
         return "s3://mine/store"
+
+
+class TestAzure(AnyStore):
+    """A container of Azure's emulator."""
+
+    @pytest.fixture
+    def url(self, azure: None) -> str:
+        return "abfs://mine/store"

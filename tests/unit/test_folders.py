@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from horovod_runner.host.folders import hdfs
 from horovod_runner.host.folders.local import LocalFolder
 from horovod_runner.host.folders.problems import describe
 
@@ -29,6 +30,7 @@ from horovod_runner.host.folders.problems import describe
         (RuntimeError("Unable to locate credentials"), "no credentials on this host"),
         (RuntimeError("429 Client Error: Too Many Requests"), "allow more tries"),
         (RuntimeError("[Errno 95] Operation not supported: 'metrics/loss'"), "doctor --path"),
+        (OSError("SafeModeException: Cannot create file /a"), "has left safe mode"),
         (RuntimeError(""), r"RuntimeError\. Use another place\."),
     ],
     ids=str,
@@ -54,3 +56,73 @@ def test_a_file_is_moved_in_from_another_disk(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["file"]
     assert (tmp_path / "file").read_bytes() == b"state"
     assert not memory.exists()
+
+
+def from_server(kind: str, words: str) -> RuntimeError:
+    """An error of a NameNode, as hdfs-native raises it."""
+    return RuntimeError(f'RPCError("org.apache.{kind}", "{words}\\n\\tat org.A.b(A.java:1)\\n")')
+
+
+def test_what_fails_while_hdfs_restarts_is_done_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hdfs, "_LONGEST_PAUSE", 0.0)
+    errors = [
+        from_server("SafeModeException", "Name node is in safe mode."),
+        RuntimeError('OperationFailed("Failed to complete file in time")'),
+        OSError("No data received for 60000ms"),
+    ]
+
+    def act() -> str:
+        if errors:
+            raise errors.pop()
+        return "written"
+
+    assert hdfs.repeat(act) == "written"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (from_server("SafeModeException", "Safe mode."), OSError, "SafeModeException: Safe mode"),
+        (from_server("QuotaExceededException", "10 B"), OSError, "QuotaExceededException: 10 B"),
+        (from_server("x.AccessControlException", "no"), PermissionError, "ControlException: no"),
+        (FileNotFoundError("/a"), FileNotFoundError, "/a"),
+        (OSError(errno.ENOSPC, "No space left"), OSError, "Errno 28"),
+        (OSError("Connection refused (os error 111)"), OSError, "refused"),
+    ],
+    ids=str,
+)
+def test_what_hdfs_refuses_at_last_comes_without_a_stack_trace(
+    error: Exception, kind: type[Exception], text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hdfs, "_SECONDS", -1.0)
+    monkeypatch.setattr(hdfs, "_gave_up", 0.0)
+
+    def act() -> None:
+        raise error
+
+    with pytest.raises(kind, match=text) as caught:
+        hdfs.repeat(act)
+    assert "A.java" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "named"),
+    [
+        ("hdfs://localhost:8020/a", "hdfs://127.0.0.1:8020/a"),
+        ("hdfs:///a", "hdfs://127.0.0.1:8020/a"),
+        ("hdfs://localhost:9000/a", "hdfs://localhost:9000/a"),
+        ("hdfs://cluster/a", "hdfs://cluster/a"),
+    ],
+)
+def test_a_name_node_is_named_as_in_its_token(
+    url: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
+    assert hdfs.as_in_token(url) == url
+    (tmp_path / "token").write_bytes(b"HDTS..HDFS_DELEGATION_TOKEN\x0e127.0.0.1:8020")
+    monkeypatch.setenv("HADOOP_TOKEN_FILE_LOCATION", str(tmp_path / "token"))
+    (tmp_path / "core-site.xml").write_text(
+        "<configuration><property><name>fs.defaultFS</name><value>hdfs://localhost:8020</value>"
+        "</property></configuration>"
+    )
+    assert hdfs.as_in_token(url) == named

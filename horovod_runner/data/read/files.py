@@ -213,7 +213,7 @@ def check_reachable(url: str, options: Mapping[str, Any] | None) -> None:
     try:
         urls.check_reachable(url, **(options or {}))
     except (ImportError, ValueError) as error:
-        raise DataError(str(error)) from error
+        raise DataError(str(error)) from None
 
 
 def connect(url: str, options: Mapping[str, Any] | None) -> tuple[Any, str]:
@@ -229,7 +229,7 @@ def connect(url: str, options: Mapping[str, Any] | None) -> tuple[Any, str]:
     try:
         return urls.file_system(url, **(options or {}))
     except (ImportError, ValueError) as error:
-        raise DataError(str(error)) from error
+        raise DataError(str(error)) from None
 
 
 def opened(filesystem: Any, path: str) -> Any:

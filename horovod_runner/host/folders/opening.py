@@ -28,4 +28,4 @@ def open_folder(url: str, *, check: bool = False) -> Folder:
             check_reachable(url)
         return RemoteFolder(url)
     except (ImportError, ValueError) as error:
-        raise CheckpointError(f"checkpoint_dir={url!r} cannot be used: {error}") from error
+        raise CheckpointError(f"checkpoint_dir={url!r} cannot be used: {error}") from None

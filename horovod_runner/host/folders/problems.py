@@ -11,6 +11,7 @@ from typing import Final
 from horovod_runner.common.files import is_full, write_problem
 from horovod_runner.common.text import without_password
 from horovod_runner.errors import CheckpointError
+from horovod_runner.host.folders.hdfs import GET_TICKET, KERBEROS, problem
 
 _EXPIRED = (
     "Renew the credentials: files and roles are read again with the next access; for variables of "
@@ -27,6 +28,10 @@ _BUSY = (
     "(AWS_RETRY_MODE=adaptive and AWS_MAX_ATTEMPTS=10 for S3)."
 )
 _AWAY = "The store cannot be reached: check the network, the endpoint and the proxy."
+_RESTARTING = (
+    "HDFS cannot read or write, also after several tries: check that its DataNodes run and have "
+    "space, and that its NameNode has left safe mode (hdfs dfsadmin -safemode get)."
+)
 _ABSENT = "There is no such folder or bucket: create it, or correct the name."
 _FULL = (
     "The disk is full: free space, keep fewer checkpoints (num_to_keep), or use another place "
@@ -46,12 +51,15 @@ _LOST = "The file system has lost its server: mount it again."
 
 # By what stores say, in this order: an error of expired credentials is one of refused access, too.
 _BY_TEXT: Final = (
+    (KERBEROS, GET_TICKET),
     (r"expired|TokenRefreshRequired", _EXPIRED),
     (r"unable to locate credentials|NoCredentials|could not automatically determine", _MISSING),
     (r"SlowDown|throttl|TooManyRequests|reduce your request rate|ServerBusy|\b(503|429)\b", _BUSY),
+    (r"SafeMode|DataTransferError|OperationFailed|BlocksNotFound|minReplication", _RESTARTING),
     (r"AccessDenied|access denied|Forbidden|\b403\b|InvalidAccessKeyId|SignatureDoesNot", _REFUSED),
     (r"NoSuchBucket", _ABSENT),
     (r"could not connect|cannot connect|connection|timed? ?out|name resolution", _AWAY),
+    (r"No data received", _AWAY),
 )
 _BY_NUMBER: Final = {
     errno.ENOSPC: _FULL,
@@ -87,7 +95,7 @@ def describe(
     """
     if isinstance(error, CheckpointError):
         return str(error)
-    told = str(error)
+    told = problem(error)
     if folder is not None and isinstance(error, OSError):
         told = write_problem(error, folder)
     text = without_password(told).rstrip(". ") or type(error).__name__
@@ -96,7 +104,7 @@ def describe(
 
 def advice(error: BaseException) -> str:
     """The likely cause, and what to change; empty if nothing is known about the error."""
-    texts = [f"{type(each).__name__}: {each}" for each in _causes(error)]
+    texts = [f"{type(each).__name__}: {problem(each)}" for each in _causes(error)]
     for pattern, sentence in _BY_TEXT:
         if any(re.search(pattern, text, re.IGNORECASE) for text in texts):
             return sentence

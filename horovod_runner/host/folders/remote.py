@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from horovod_runner.common.text import without_password
+from horovod_runner.host.folders import hdfs
 from horovod_runner.host.folders.urls import file_system
 
 _T = TypeVar("_T")
 
 
 class RemoteFolder:
-    """A folder at a URL. Object stores write files atomically.
+    """A folder at a URL. Object stores write files atomically, and so does this class on HDFS.
 
     Raises:
         ImportError: fsspec, or its package for such a URL, is not installed.
@@ -23,7 +26,9 @@ class RemoteFolder:
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
-        self._files, self._path = file_system(self.url)
+        self._hdfs = hdfs.is_hdfs(self.url)
+        self._options = hdfs.FEW_ATTEMPTS if self._hdfs else {}
+        self._files, self._path = file_system(self.url, **self._options)
 
     def path_of(self, name: str) -> str:
         """See :class:`~horovod_runner.host.folders.folder.Folder`; so for all below."""
@@ -38,10 +43,15 @@ class RemoteFolder:
         fsspec keeps a connection, with the credentials that it once read.
         """
         try:
-            return action(self._files)
+            return self._act(action)
         except PermissionError:
-            self._files, self._path = file_system(self.url, skip_instance_cache=True)
-            return action(self._files)
+            self._files, self._path = file_system(
+                self.url, skip_instance_cache=True, **self._options
+            )
+            return self._act(action)
+
+    def _act(self, action: Callable[[Any], _T]) -> _T:
+        return hdfs.repeat(partial(action, self._files)) if self._hdfs else action(self._files)
 
     def names(self) -> list[str]:
         def names(files: Any) -> list[str]:
@@ -72,14 +82,21 @@ class RemoteFolder:
     def write(self, name: str, data: bytes) -> None:
         def write(files: Any) -> None:
             files.makedirs(self._path, exist_ok=True)
-            files.pipe_file(self._inside(name), data)
+            if self._hdfs:
+                hdfs.write(files, self._inside(name), io.BytesIO(data))
+            else:
+                files.pipe_file(self._inside(name), data)
 
         self._try(write)
 
     def move_in(self, part: Path, name: str) -> None:
         def put(files: Any) -> None:
             files.makedirs(self._path, exist_ok=True)
-            files.put_file(str(part), self._inside(name))
+            if self._hdfs:
+                with part.open("rb") as file:
+                    hdfs.write(files, self._inside(name), file)
+            else:
+                files.put_file(str(part), self._inside(name))
             files.invalidate_cache()
 
         self._try(put)

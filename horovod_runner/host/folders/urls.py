@@ -10,6 +10,7 @@ from typing import Any, Final
 from weakref import WeakSet
 
 from horovod_runner.common.text import without_password
+from horovod_runner.host.folders import hdfs
 
 # By what to install. fsspec itself names the packages of other schemes.
 _PACKAGES: Final[Mapping[str, str]] = {
@@ -23,11 +24,9 @@ _PACKAGES: Final[Mapping[str, str]] = {
     "abfss": "adlfs",
     "az": "adlfs",
 }
-_HDFS: Final = ("hdfs", "viewfs")
 _HADOOP_CONF: Final = ("HADOOP_CONF_DIR", "HADOOP_HOME")
 # Where Spark puts the driver's HADOOP_CONF_DIR in a container of YARN's.
 _IN_CONTAINER: Final = Path("__spark_conf__") / "__hadoop_conf__"
-_FEW_ATTEMPTS: Final = {"dfs.client.failover.max.attempts": "3"}
 _WHERE: Final = "Install it on the driver and on the executors."
 
 # hdfs-native's clients wait for their threads when they are deleted. A forked child has no such
@@ -71,10 +70,11 @@ def file_system(url: str, **options: Any) -> tuple[Any, str]:
         raise ImportError(f"{shown(url)} requires fsspec: pip install {packages}. {_WHERE}") from (
             error
         )
-    if scheme in _HDFS:
+    if scheme in hdfs.SCHEMES:
         _require_hdfs(url)
     try:
-        files, path = fsspec.core.url_to_fs(url, **options)
+        opened = hdfs.as_in_token(url) if scheme in hdfs.SCHEMES else url
+        files, path = fsspec.core.url_to_fs(opened, **options)
     except ImportError as error:
         package = _PACKAGES.get(scheme)
         advice = f"pip install '{package}'" if package else str(error)
@@ -88,13 +88,14 @@ def file_system(url: str, **options: Any) -> tuple[Any, str]:
             "machine."
         ) from None
     except RuntimeError as error:
-        if scheme not in _HDFS:
+        if scheme not in hdfs.SCHEMES:
             raise
         raise ValueError(
-            f"hdfs-native cannot open {shown(url)}: {error}. Set HADOOP_CONF_DIR to the folder "
-            "with core-site.xml and hdfs-site.xml, or name the NameNode's host and port in the URL."
+            f"hdfs-native cannot open {shown(url)}: {hdfs.problem(error)}. Set HADOOP_CONF_DIR "
+            "to the folder with core-site.xml and hdfs-site.xml, or name the NameNode's host and "
+            "port in the URL."
         ) from None
-    if scheme in _HDFS:
+    if scheme in hdfs.SCHEMES:
         _clients.add(files)
     return files, str(path)
 
@@ -129,8 +130,7 @@ def hadoop_variables(environment: Mapping[str, str]) -> dict[str, str]:
 def check_reachable(url: str, **options: Any) -> None:
     """Connect to the file system of a URL; look whether HDFS answers, within some seconds.
 
-    Its client repeats for three minutes what fails: HDFS may be restarting. A run that has not
-    begun need not wait so long. The clients of other stores give up soon.
+    A run that has not begun need not wait until HDFS has restarted.
 
     Args:
         url: a path, or a URL of fsspec.
@@ -140,18 +140,21 @@ def check_reachable(url: str, **options: Any) -> None:
         ImportError: as :func:`file_system`.
         ValueError: as :func:`file_system`, or HDFS does not answer.
     """
-    if not url.startswith(tuple(f"{scheme}://" for scheme in _HDFS)):
+    if not hdfs.is_hdfs(url):
         file_system(url, **options)
         return
-    files, path = file_system(url, **_FEW_ATTEMPTS, **options)
+    files, path = file_system(url, **hdfs.FEW_ATTEMPTS, **options)
     try:
         files.exists(path)
     except (OSError, RuntimeError) as error:
-        raise ValueError(
-            f"{shown(url)} cannot be reached: {error}. Check that its NameNode runs, and that host "
-            "and port are right here: in the URL, or in HADOOP_CONF_DIR. On a cluster with "
-            "Kerberos a ticket is required: kinit."
-        ) from error
+        text = hdfs.problem(error)
+        advice = (
+            hdfs.GET_TICKET
+            if text.startswith(hdfs.KERBEROS)
+            else "Check that its NameNode runs, and that host and port are right here: in the URL, "
+            "or in HADOOP_CONF_DIR. On a cluster with Kerberos HADOOP_CONF_DIR must say so."
+        )
+        raise ValueError(f"{shown(url)} cannot be reached: {text}. {advice}") from None
 
 
 def shown(url: str) -> str:

@@ -56,7 +56,7 @@ def try_folder(url: str) -> Iterator[Trial]:
     try:
         folder = open_folder(url, check=True)
     except CheckpointError as error:
-        yield Trial("folder", False, str(error), "install what the text names")
+        yield Trial("folder", False, str(error), "do what the text says")
         return
     path = folder.local("")
     name = f".trial-{uuid4().hex[:8]}"
