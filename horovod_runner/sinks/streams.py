@@ -1,9 +1,11 @@
-"""Writes to the driver's stdout and stderr without failing when they are gone."""
+"""The driver's stdout and stderr: writes to them, also when they are gone, and redirects them."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import TextIOWrapper
 from typing import Any, TextIO
 
@@ -63,3 +65,17 @@ def for_notices() -> TextIO:
     Notebooks show stderr in red, as if something were wrong: there they go to stdout.
     """
     return sys.stdout if in_notebook() else sys.stderr
+
+
+@contextmanager
+def stdout_to_stderr() -> Iterator[None]:
+    """Let what child processes such as Spark's Java print to stdout go to stderr."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)

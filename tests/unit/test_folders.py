@@ -64,7 +64,7 @@ def from_server(kind: str, words: str) -> RuntimeError:
 
 
 def test_what_fails_while_hdfs_restarts_is_done_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hdfs, "_LONGEST_PAUSE", 0.0)
+    monkeypatch.setattr(hdfs, "_LONGEST_PAUSE", 0.0)  # the pauses are no part of what it does
     errors = [
         from_server("SafeModeException", "Name node is in safe mode."),
         RuntimeError('OperationFailed("Failed to complete file in time")'),
@@ -94,8 +94,8 @@ def test_what_fails_while_hdfs_restarts_is_done_again(monkeypatch: pytest.Monkey
 def test_what_hdfs_refuses_at_last_comes_without_a_stack_trace(
     error: Exception, kind: type[Exception], text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hdfs, "_SECONDS", -1.0)
-    monkeypatch.setattr(hdfs, "_gave_up", 0.0)
+    monkeypatch.setattr(hdfs, "_SECONDS", -1.0)  # three minutes
+    monkeypatch.setattr(hdfs, "_gave_up", 0.0)  # of the process, and of its other tests
 
     def act() -> None:
         raise error

@@ -13,7 +13,6 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -28,6 +27,7 @@ from horovod_runner.host import control_groups, gpus, software
 from horovod_runner.host.folders.opening import open_folder
 from horovod_runner.launchers.sessions import open_session
 from horovod_runner.run.runner import HorovodRunner
+from horovod_runner.sinks.streams import stdout_to_stderr
 from horovod_runner.tools.commands.trial import Trial, new_removed, try_folder
 from horovod_runner.tools.horovod_build import toolchain
 
@@ -67,23 +67,9 @@ def _doctor(options: argparse.Namespace) -> int:
     else:
         findings, verdict = examine(options.master), "Everything works."
     if options.json:
-        with _stdout_to_stderr():
+        with stdout_to_stderr():
             findings = iter([*findings])
     return report(findings, as_json=options.json, say=print, verdict=verdict)
-
-
-@contextmanager
-def _stdout_to_stderr() -> Iterator[None]:
-    """Let what child processes such as Spark's Java print to stdout go to stderr."""
-    sys.stdout.flush()
-    kept = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        yield
-    finally:
-        sys.stdout.flush()
-        os.dup2(kept, 1)
-        os.close(kept)
 
 
 @dataclass(frozen=True)
