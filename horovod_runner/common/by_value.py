@@ -47,7 +47,7 @@ def _parametrized() -> Iterator[Any]:
     """The classes that torch has made for modules with parametrizations."""
     if "torch.nn.utils.parametrize" not in sys.modules:
         return
-    waiting = [sys.modules["torch"].nn.Module]
+    waiting = [sys.modules["torch.nn"].Module]
     while waiting:
         kind = waiting.pop()
         waiting += kind.__subclasses__()
