@@ -18,10 +18,9 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -371,18 +370,18 @@ def free_ports(count: int) -> list[int]:
         return [each.getsockname()[1] for each in sockets]
 
 
-def main() -> None:
-    """Start Hadoop, print how to use it, and keep it until Ctrl-C."""
+def keep_up(cluster: AbstractContextManager[Any], used: Callable[[Any], Iterable[str]]) -> None:
+    """Start a cluster, print how it is used, and keep it until Ctrl-C.
+
+    Args:
+        cluster: starts it.
+        used: the lines, for what that gives.
+    """
     for number in (signal.SIGTERM, signal.SIGINT):  # a shell ignores SIGINT in the background
         signal.signal(number, signal.default_int_handler)
-    began = time.monotonic()
     try:
-        with running() as hadoop:
-            print(f"# {time.monotonic() - began:.1f} s. HDFS is {hadoop.url}, YARN's pages are at")
-            print(f"# {hadoop.resources_url}/cluster. Logs are in {hadoop.conf.parent}.")
-            for name, value in hadoop.environment.items():
-                print(f"export {name}={value}")
-            sys.stdout.flush()
+        with cluster as running:
+            print("\n".join(used(running)), flush=True)
             signal.pause()
     except KeyboardInterrupt:
         pass
@@ -390,5 +389,12 @@ def main() -> None:
         sys.exit(str(error))
 
 
+def _used(hadoop: Hadoop) -> Iterator[str]:
+    yield f"# HDFS is {hadoop.url}, YARN's pages are at {hadoop.resources_url}/cluster."
+    yield f"# Logs are in {hadoop.conf.parent}."
+    for name, value in hadoop.environment.items():
+        yield f"export {name}={value}"
+
+
 if __name__ == "__main__":
-    main()
+    keep_up(running(), _used)

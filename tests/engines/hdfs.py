@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -27,6 +26,7 @@ from tests.engines.hadoop import (
     Daemon,
     free_ports,
     hadoop_jars,
+    keep_up,
     spread,
     write_conf,
 )
@@ -260,22 +260,11 @@ def _folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-def main() -> None:
-    """Start one of the two, print how to use it, and keep it until Ctrl-C."""
-    for number in (signal.SIGTERM, signal.SIGINT):  # a shell ignores SIGINT in the background
-        signal.signal(number, signal.default_int_handler)
-    try:
-        with {"ha": two_name_nodes, "kerberos": with_kerberos}[sys.argv[1]]() as cluster:
-            print(f"# HDFS is {cluster.url}. Logs are in {cluster.folder}.")
-            for name, value in {**cluster.variables, "HADOOP_CONF_DIR": cluster.conf}.items():
-                print(f"export {name}={value}")
-            sys.stdout.flush()
-            signal.pause()
-    except KeyboardInterrupt:
-        pass
-    except EngineError as error:
-        sys.exit(str(error))
+def _used(cluster: Cluster) -> Iterator[str]:
+    yield f"# HDFS is {cluster.url}. Logs are in {cluster.folder}."
+    for name, value in {**cluster.variables, "HADOOP_CONF_DIR": str(cluster.conf)}.items():
+        yield f"export {name}={value}"
 
 
 if __name__ == "__main__":
-    main()
+    keep_up({"ha": two_name_nodes, "kerberos": with_kerberos}[sys.argv[1]](), _used)
