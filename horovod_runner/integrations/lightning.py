@@ -268,7 +268,7 @@ def _states_of_ranks(state: Any, group: Any = None) -> list[Any]:
 def _gathered(tensor: Any, name: str) -> Any:
     """The tensors of all ranks, one after another; also in inference mode.
 
-    Horovod resizes its result in a thread of its own, which is in no inference mode.
+    Horovod resizes the result in another thread, where inference mode is off.
     """
     if not torch.is_inference_mode_enabled():
         return hvd.allgather(tensor, name=name)

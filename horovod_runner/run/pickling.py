@@ -141,7 +141,7 @@ class _DefinitionFinder(_CallPickler):
                 self.defined[name] = obj
         kind = type(obj)
         package = kind.__module__.partition(".")[0]
-        # Of the class: modules such as torch.classes raise errors of their own for such a name.
+        # The class is asked: torch.classes, a module, raises RuntimeError for names that it lacks.
         if package in ("torch", "numpy") and hasattr(kind, "dtype") and obj.dtype != object:
             return int, ()  # large, and nothing is defined in it
         return super().reducer_override(obj)

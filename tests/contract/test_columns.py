@@ -24,7 +24,7 @@ from tests.conftest import Ranks
 
 if TYPE_CHECKING:
     import pandas as pd
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 # Without nothing_left: predict's models stay until the process ends.
 pytestmark = [pytest.mark.spark, pytest.mark.warm("pyarrow")]
@@ -83,6 +83,12 @@ def table() -> pa.Table:
             cells = [list(each.items()) for each in cells]
         arrays[name] = pa.array(cells, type_)
     return pa.table(arrays)
+
+
+def rows_of(spark: SparkSession, folder: Path) -> DataFrame:
+    """The same rows as a DataFrame of one partition."""
+    pq.write_table(table(), folder / "0.parquet")
+    return spark.read.parquet(str(folder / "0.parquet")).coalesce(1)
 
 
 def frame() -> pd.DataFrame:
@@ -170,9 +176,8 @@ def test_the_table_says_what_columns_of_a_dataframe_become_in_a_run_and_in_predi
     ranks: Ranks, tmp_path: Path
 ) -> None:
     assert ranks.spark is not None
-    pq.write_table(table(), tmp_path / "0.parquet")
+    rows = rows_of(ranks.spark, tmp_path)
     # With columns that Spark cannot send to Python, of no type, and of the same name.
-    rows = ranks.spark.read.parquet(str(tmp_path / "0.parquet")).coalesce(1)
     odd = rows.selectExpr("*", "make_interval(1) AS odd", "NULL AS none", "1 AS two", "2 AS two")
     found = ranks.run(1, describe, data=odd)["data"]
     compare("Spark DataFrame", found)
@@ -294,8 +299,7 @@ def test_the_table_says_what_columns_of_a_dataframe_become_in_fit(
     ranks: Ranks, tmp_path: Path
 ) -> None:
     assert ranks.spark is not None
-    pq.write_table(table(), tmp_path / "0.parquet")
-    rows = ranks.spark.read.parquet(str(tmp_path / "0.parquet")).coalesce(1)
+    rows = rows_of(ranks.spark, tmp_path)
     compare_fitted(rows, tmp_path, where="spark")
 
 
@@ -305,8 +309,7 @@ def test_an_estimator_and_its_model_get_what_fit_gets(ranks: Ranks, tmp_path: Pa
     from horovod_runner.ml.torch import TorchEstimator
 
     assert ranks.spark is not None
-    pq.write_table(table(), tmp_path / "0.parquet")
-    rows = ranks.spark.read.parquet(str(tmp_path / "0.parquet")).coalesce(1)
+    rows = rows_of(ranks.spark, tmp_path)
     stated = on_the_page()["fit, PyTorch"]
     expected = {asked: cell for asked, cell in stated.items() if cell != "error"}
     padded = [asked for asked in expected if asked.endswith(", padded")]
