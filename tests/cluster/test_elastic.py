@@ -182,14 +182,18 @@ def test_spark_starts_no_second_copy_of_a_rank_that_is_slower_than_the_others(
         tmp_path,
         """
         def copies():
-            # Spark has no public function that counts them in Python.
-            gateway = session.sparkContext._gateway
+            # Spark has no public function that counts them in Python. A copy may still be active.
+            gateway, context = session.sparkContext._gateway, session.sparkContext._jsc.sc()
+            context.listenerBus().waitUntilEmpty(60_000)
             none = gateway.jvm.java.util.ArrayList()
             no_numbers = gateway.new_array(gateway.jvm.double, 0)
-            store = session.sparkContext._jsc.sc().statusStore()
-            stages = store.stageList(none, False, False, no_numbers, none)
+            stages = context.statusStore().stageList(none, False, False, no_numbers, none)
             found = [stages.apply(number) for number in range(stages.size())]
-            return sum(stage.numKilledTasks() + stage.numFailedTasks() for stage in found)
+            return sum(
+                each.numActiveTasks() + each.numCompleteTasks() + each.numKilledTasks()
+                + each.numFailedTasks() - each.numTasks()
+                for each in found
+            )
 
         begun = os.path.join(os.path.dirname(__file__), "begun")
 

@@ -123,7 +123,10 @@ def behaviour(source: str) -> str:
 def read_change(spec: MutationSpec) -> Change | None:
     """The change of a spec; None if it changes nothing that runs, or makes no Python."""
     old = Path(spec.module_path).read_text()
-    new = mutate_code(old, get_operator(spec.operator_name)(), spec.occurrence)
+    try:
+        new = mutate_code(old, get_operator(spec.operator_name)(), spec.occurrence)
+    except AttributeError:  # cosmic-ray knows no `except module.Error`
+        return None
     try:
         if new is None or behaviour(old) == behaviour(new):
             return None
