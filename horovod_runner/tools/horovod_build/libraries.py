@@ -56,11 +56,7 @@ class LibraryNeeds:
 
 
 def needs(libraries: Iterable[Path]) -> LibraryNeeds:
-    """Read what shared libraries need, with binutils' readelf.
-
-    Raises:
-        InstallError: readelf is missing, or a library needs one that no package brings.
-    """
+    """Read what shared libraries need, with binutils' readelf."""
     return parse("".join(_readelf(library) for library in libraries))
 
 

@@ -55,9 +55,6 @@ def release(
         folder: the folder to publish. Call :func:`write_index` after its last wheel.
         runner: the version of this package.
         container: the container image that the wheel was built in, if it was.
-
-    Raises:
-        InstallError: the wheel needs the system's MPI or another library that its users may lack.
     """
     if plan.mpi and not plan.mpi.package:
         raise InstallError(

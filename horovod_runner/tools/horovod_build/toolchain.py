@@ -13,7 +13,10 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -112,20 +115,18 @@ def distribution_version(name: str) -> str | None:
 
 
 def find_framework(name: str, *, with_horovod: bool = False) -> Framework | None:
-    """Import a framework in a child process and return its versions.
+    """Import a framework in a child process; None if it is not installed.
 
     Args:
         name: "torch" or "tensorflow".
-        with_horovod: also load Horovod's library for it.
-
-    Returns:
-        The framework, with ``error`` set if it does not import; None if it is not installed.
+        with_horovod: also load Horovod's library for it, if Horovod is installed.
     """
     installed = next(
         (v for d in (name, f"{name}-cpu", f"{name}-gpu") if (v := distribution_version(d))), None
     )
     if installed is None:
         return None
+    with_horovod = with_horovod and distribution_version("horovod") is not None
     # A fifth of the time of an import would be a search for garbage, of which there is none; and so
     # would be a second at the end.
     code = f"import gc, json; gc.disable(); {_PROBES[name]}\n"
@@ -150,14 +151,20 @@ def find_framework(name: str, *, with_horovod: bool = False) -> Framework | None
     if not answers or (probe.returncode and not with_horovod):
         return Framework(name, installed, error=lines[-1])
     horovod = None
-    if with_horovod:
-        if probe.returncode:
-            horovod = Horovod(error=lines[-1])
-        else:
-            release, built, backend = answers[1]
-            horovod = Horovod(release, tuple(built), backend=backend)
+    if with_horovod and probe.returncode:
+        horovod = Horovod(error=lines[-1])
+    elif with_horovod:
+        release, built, backend = answers[1]
+        horovod = Horovod(release, tuple(built), backend=backend)
     version, cuda, abi = answers[0]
     return Framework(name, version, cuda, horovod=horovod, cxx11_abi=abi)
+
+
+def find_frameworks(names: Sequence[str], *, with_horovod: bool = False) -> list[Framework]:
+    """Those of some frameworks that are installed, all imported at once: each takes seconds."""
+    with ThreadPoolExecutor() as threads:
+        found = threads.map(partial(find_framework, with_horovod=with_horovod), names)
+        return [framework for framework in found if framework is not None]
 
 
 @dataclass(frozen=True)
@@ -191,11 +198,7 @@ def find_tool(
 
 
 def tool_path(*, scripts_first: bool = True) -> str:
-    """PATH with the scripts folder of this Python environment, even if it is not activated.
-
-    Args:
-        scripts_first: put that folder first; otherwise last.
-    """
+    """PATH with the scripts folder of this Python environment, even if it is not activated."""
     scripts = sysconfig.get_path("scripts")
     others = os.environ.get("PATH", os.defpath).split(os.pathsep)
     others = [entry for entry in others if os.path.realpath(entry) != os.path.realpath(scripts)]

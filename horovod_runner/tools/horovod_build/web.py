@@ -27,15 +27,8 @@ class WebFolder:
     """A folder at an http or https URL.
 
     A user and password in the URL (``https://user:token@host/``) are sent as basic authentication,
-    to that host alone. A query (``?signature``) is sent with each file.
-
-    Args:
-        url: the folder's.
-        inside: a folder below it.
-        pauses: seconds before each further try.
-
-    Raises:
-        ValueError: the URL is malformed.
+    to that host alone. A query (``?signature``) is sent with each file. A malformed URL raises
+    ValueError.
     """
 
     def __init__(self, url: str, inside: str = "", *, pauses: Sequence[float] = _PAUSES) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from typing import Final
 
@@ -76,23 +75,11 @@ def built(framework: toolchain.Framework | None) -> tuple[str, ...]:
 
 
 def look(used: Sequence[Gpu], frameworks: Sequence[str]) -> ThisMachine:
-    """Look at this machine.
-
-    Args:
-        used: the GPUs that the checks may use.
-        frameworks: those to import, each in a process of its own.
-    """
-    has_horovod = toolchain.distribution_version("horovod") is not None
-
-    def find(name: str) -> toolchain.Framework | None:
-        return toolchain.find_framework(name, with_horovod=has_horovod)
-
-    with ThreadPoolExecutor(max_workers=len(frameworks) or 1) as pool:
-        found = [framework for framework in pool.map(find, frameworks) if framework is not None]
+    """Look at this machine, of which checks may use some GPUs, and import some frameworks."""
     nccl = toolchain.find_nccl()
     return ThisMachine(
         gpus=tuple(used),
-        frameworks=tuple(found),
+        frameworks=tuple(toolchain.find_frameworks(frameworks, with_horovod=True)),
         packages=tuple(name for name in PACKAGES if find_spec(name) is not None),
         nccl=nccl.version if nccl else "",
         host=platform.node(),
@@ -118,15 +105,7 @@ def visible() -> tuple[Gpu, ...]:
 
 
 def first(found: Sequence[Gpu], count: int | None) -> tuple[Gpu, ...]:
-    """The first of some GPUs.
-
-    Args:
-        found: the GPUs.
-        count: how many; None for all.
-
-    Raises:
-        GpuError: there are fewer.
-    """
+    """The first of some GPUs, or all; raises GpuError if there are fewer."""
     if count is None:
         return tuple(found)
     if not 0 <= count <= len(found):
@@ -141,13 +120,8 @@ def first(found: Sequence[Gpu], count: int | None) -> tuple[Gpu, ...]:
 def environment(used: Sequence[Gpu], all_visible: Sequence[Gpu]) -> dict[str, str]:
     """Variables that show the checks some of the visible GPUs.
 
-    Args:
-        used: the GPUs to show.
-        all_visible: those of :func:`visible`.
-
-    Returns:
-        Nothing to hide: only the order of the GPUs, if the user has not chosen one. It is that of
-        nvidia-smi, so that its UUIDs name the devices.
+    With nothing to hide they are only the order of the GPUs, if the user has not chosen one. It is
+    that of nvidia-smi, so that its UUIDs name the devices.
     """
     variables = {}
     if "CUDA_DEVICE_ORDER" not in os.environ:
