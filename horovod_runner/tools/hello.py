@@ -120,13 +120,7 @@ def _tensorflow() -> list[Greeting]:
 
 
 def _greet(hvd: Any, reduce: Callable[[int], tuple[float, float]], device: str) -> list[Greeting]:
-    """Sum a message of each size, and return all ranks' greetings.
-
-    Args:
-        hvd: Horovod for a framework.
-        reduce: sums so many numbers, and returns the first and the last sum.
-        device: as in the greeting.
-    """
+    """Sum a message of each size with ``reduce``, which returns the first and the last sum."""
     sums = {}
     for name, count in COUNTS.items():
         log_to_driver(f"{_BEGINS} summed {name}")

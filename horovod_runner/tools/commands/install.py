@@ -105,18 +105,10 @@ def install(
 ) -> None:
     """Build Horovod for this environment's frameworks, install it, and test an allreduce.
 
-    Args:
-        frameworks: see :func:`horovod_runner.tools.horovod_build.plan.make_plan`.
-        gpu: see there.
-        mpi: see there.
-        rebuild: build even if there is a wheel that fits.
-        shared: a path or URL with wheels, see :func:`find_published_wheel` and
-            :func:`find_or_build_wheel`. None means ``$HOROVOD_RUNNER_WHEELS``, for published
-            wheels alone.
-        say: called with each line of progress.
-
-    Raises:
-        InstallError: the plan, the wheel, pip's installation or the allreduce failed.
+    ``frameworks``, ``gpu`` and ``mpi`` are those of
+    :func:`horovod_runner.tools.horovod_build.plan.make_plan`; ``rebuild`` uses no existing wheel.
+    ``shared`` is a path or URL with wheels; None means ``$HOROVOD_RUNNER_WHEELS``, for published
+    wheels alone. ``say`` is called with each line of progress.
     """
     supported = find_frameworks(frameworks)
     place = _place(shared)
@@ -137,14 +129,7 @@ def install(
 def pip_install(wheel: Path, say: Callable[[str], None], sha256: str | None = None) -> None:
     """Install a wheel and its requirements into this environment.
 
-    Args:
-        wheel: the wheel.
-        say: called if another process installs a wheel into this environment, which is waited for.
-        sha256: the digest of the wheel, which pip then checks of the bytes that it unpacks; None
-            checks nothing.
-
-    Raises:
-        InstallError: pip is missing or failed.
+    pip checks the digest, if there is one, of the bytes that it unpacks.
     """
     if find_spec("pip") is None:
         raise InstallError(
@@ -180,19 +165,7 @@ class Published:
 def find_published_wheel(
     place: Place, wanted: fit.Wish, say: Callable[[str], None]
 ) -> Published | None:
-    """Get the published wheel that fits from a folder or URL, or say why none does.
-
-    Args:
-        place: where the wheels are.
-        wanted: what the wheel is for.
-        say: called with a line about the wheel, or with those about the wheels that do not fit.
-
-    Returns:
-        A copy whose digest was checked; None if no wheel fits.
-
-    Raises:
-        InstallError: the place cannot be read, or the wheel does not match its digest.
-    """
+    """Get the published wheel that fits from a folder or URL; None, and why, if none does."""
     records = wheels.published(place)
     if not records:
         # A folder that hosts share has no index: `install --wheels` needs none.
@@ -229,11 +202,6 @@ def find_or_build_wheel(
             it. None means no shared folder.
         say: called with each line of progress.
         build: builds a wheel, given the plan, the folder for it, and ``say``.
-
-    Raises:
-        InstallError: the cache cannot be written, the shared folder cannot be read or has a
-            damaged wheel, or the build failed, see
-            :func:`horovod_runner.tools.horovod_build.build.build_wheel`.
     """
     shelf = cache_folder() / "wheels" / plan.key()
     # Before the lock, which cannot be had in a cache that this user can only read.
@@ -305,16 +273,7 @@ def prove(
     say: Callable[[str], None],
     reduce: Callable[[str, int], list[Greeting]] | None = None,
 ) -> None:
-    """Allreduce a tensor over two ranks with each framework.
-
-    Args:
-        frameworks: those that Horovod was built for.
-        say: called with a line for each framework.
-        reduce: see :func:`horovod_runner.tools.hello.hello`; None: that function.
-
-    Raises:
-        InstallError: a rank has a wrong sum.
-    """
+    """Allreduce a tensor over two ranks with each framework."""
     from horovod_runner.tools.hello import expected_total, hello
 
     for framework in frameworks:

@@ -82,11 +82,7 @@ def _command(options: argparse.Namespace) -> int:
 
 
 def find_main(target: str, function: str | None) -> Callable[[], Any]:
-    """The function to run.
-
-    Args:
-        target: ``train.py``, ``train.py:main`` or ``package.module:main``.
-        function: the function's name, if ``target`` does not hold it.
+    """The function to run: of ``train.py``, ``train.py:main`` or ``package.module:main``.
 
     Raises:
         UsageError: there is no such file, module or function, or the file is not Python.
@@ -122,11 +118,7 @@ def find_main(target: str, function: str | None) -> Callable[[], Any]:
 
 
 def _check(source: str, where: str, function: str | None) -> None:
-    """Check that a file is Python and defines a function, without running it here.
-
-    Raises:
-        UsageError: it is not Python, or does not define the function.
-    """
+    """Check that a file is Python and defines a function, without running it here."""
     try:
         tree = ast.parse(source, where)
     except SyntaxError as error:
@@ -211,11 +203,7 @@ def _run(runner: HorovodRunner, main: Callable[[], Any]) -> int:
 def _where(
     np: int | tuple[int, int] | None, master: str | None
 ) -> tuple[int | tuple[int, int], StartedBy]:
-    """The number of ranks, and what starts them.
-
-    Raises:
-        UsageError: the command line does not say.
-    """
+    """The number of ranks, and what starts them."""
     in_slurm = "SLURM_JOB_ID" in os.environ and master is None
     if np is None:
         if in_slurm:

@@ -60,34 +60,18 @@ class Seen(msgspec.Struct):
 
 @dataclass
 class _AskedDriver:
-    """A driver that is asked, and its answers.
-
-    Attributes:
-        asked: when it was asked last.
-        since: when the first question without an answer was asked; None if there is none.
-        before: what its log was like then.
-        log: its log, as far as it was read.
-        view: what its run was doing when it wrote the log last.
-        unreadable: why its log cannot be read; empty if it can be.
-    """
+    """A driver that is asked, and its answers."""
 
     asked: float = 0.0
-    since: float | None = None
-    before: object = None
+    since: float | None = None  # the first question without an answer
+    before: object = None  # the version of its log at that question
     log: LogReader | None = None
     view: Live | None = None
-    unreadable: str = ""
+    unreadable: str = ""  # why its log cannot be read
 
 
 class Watch:
-    """Asks the drivers of this machine's runs, and reads their answers.
-
-    Args:
-        run: the id of a run, or the start of it; None: all runs.
-        find: returns the runs of this machine.
-        once_seconds: how long :meth:`once` waits for answers.
-        quiet_seconds: from when on a driver without an answer is called so.
-        clock: seconds of a clock that nobody sets.
+    """Asks the drivers of this machine's runs, or of one run, and reads their answers.
 
     Raises:
         HorovodRunnerError: no run has such an id, or several have.
@@ -109,9 +93,7 @@ class Watch:
         self._only = None if run is None else registry.find_one(find(), run).run_id
         self._listed: list[ListedRun] = []
         self._list_at = 0.0
-        self._drivers: defaultdict[str, _AskedDriver] = defaultdict(
-            _AskedDriver
-        )  # by the runs' ids
+        self._drivers = defaultdict[str, _AskedDriver](_AskedDriver)  # by the runs' ids
 
     def ask(self) -> None:
         """Ask all drivers what their runs are doing now."""

@@ -77,12 +77,7 @@ class Legend:
 
 @dataclass(frozen=True)
 class _View:
-    """What is shown of runs.
-
-    Args:
-        runs: the runs.
-        height: the lines that there are; None: any number.
-    """
+    """What is shown of runs, in some lines or in any number."""
 
     runs: Sequence[Seen]
     height: int | None = None

@@ -82,14 +82,7 @@ def verify(
     quick: bool,
     as_json: bool,
 ) -> int:
-    """Run checks, and show their results as they come.
-
-    Args:
-        checks: in this order.
-        gpus: how many of the visible GPUs to use; None for all.
-        output: the HTML file to write; None for none.
-        quick: whether to use tiny sizes.
-        as_json: whether to print one JSON object at the end.
+    """Run checks on some GPUs or all, and show their results as they come.
 
     Returns:
         The exit status: 1 if a check failed, or if the file cannot be written.
@@ -135,7 +128,6 @@ def verify(
 
 
 def _write(whole: VerifyReport, path: Path) -> bool:
-    """Write the page; returns whether that was possible."""
     from horovod_runner.tools.verify import report
 
     try:

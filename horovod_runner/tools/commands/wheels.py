@@ -51,8 +51,7 @@ class Place:
     Attributes:
         url: a path, or a URL that fsspec reads (https://, s3://, ...). https needs no fsspec. It
             may have a password: messages show :meth:`shown`.
-        setting: what named it, for messages: "--wheels", or the variable's name. Only into the
-            place of --wheels are wheels copied that are built here.
+        setting: what named it, for messages: "--wheels", or the variable's name.
     """
 
     url: str
@@ -75,11 +74,7 @@ class Place:
 
 
 def published(place: Place) -> list[Provenance] | None:
-    """The records of the wheels that are published at a place; None if it has no index.
-
-    Raises:
-        InstallError: the place cannot be read, or its index is not one.
-    """
+    """The records of the wheels that are published at a place; None if it has no index."""
     try:
         data = place.open().read(INDEX)
     except FileNotFoundError:
@@ -103,9 +98,6 @@ def download(place: Place, wheel: Provenance, folder: Path) -> Path:
 
     A copy that is there already is used again if it has the digest. Several processes may do this
     at a time: each writes a file of its own, which takes its name once it is checked.
-
-    Raises:
-        InstallError: the wheel cannot be copied, or does not match its digest.
     """
     copy = folder / wheel.file
     with suppress(OSError):
@@ -132,11 +124,7 @@ def download(place: Place, wheel: Provenance, folder: Path) -> Path:
 
 @contextmanager
 def room_in(folder: Path) -> Iterator[Path]:
-    """A new folder in a folder of the cache, for unfinished files; it is removed afterwards.
-
-    Raises:
-        InstallError: the cache cannot be written.
-    """
+    """A new folder in a folder of the cache, for unfinished files; it is removed afterwards."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         room = tempfile.TemporaryDirectory(
@@ -170,18 +158,10 @@ def _unreadable(place: Place, error: Exception, file: str = "") -> InstallError:
 
 
 def fetch(place: Place, key: str, folder: Path) -> Path | None:
-    """Copy the wheel of a build plan into a local folder and check its digest.
-
-    Args:
-        place: the shared folder.
-        key: the plan's key, see :meth:`horovod_runner.tools.horovod_build.plan.BuildPlan.key`.
-        folder: the local folder.
+    """Copy the wheel of a build plan from a shared folder, and check its digest.
 
     Returns:
-        The copy, or None if the shared folder has no wheel for that key.
-
-    Raises:
-        InstallError: the shared folder cannot be read, or the wheel does not match its digest.
+        The copy in ``folder``, or None if the shared folder has no wheel for the plan's key.
     """
     try:
         pointer = place.open(key).read(_POINTER).decode()
@@ -214,14 +194,7 @@ def fetch(place: Place, key: str, folder: Path) -> Path | None:
 
 
 def publish(place: Place, key: str, wheel: Path, say: Callable[[str], None]) -> None:
-    """Copy a wheel into the shared folder. If that fails, report it and return.
-
-    Args:
-        place: see :func:`fetch`.
-        key: see :func:`fetch`.
-        wheel: the wheel to copy.
-        say: called with the line that reports the result.
-    """
+    """Copy a wheel into the shared folder. If that fails, report it and return."""
     digest = file_sha256(wheel)
     part = wheel.with_name(f".{digest}.part")
     try:

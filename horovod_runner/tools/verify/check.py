@@ -21,9 +21,7 @@ class VerifyReading(msgspec.Struct, frozen=True, tag="reading"):
     """One thing that a check saw, beside what it expected.
 
     Attributes:
-        name: what was looked at.
-        seen: what was seen.
-        expected: what was expected; empty if nothing was.
+        expected: empty if nothing was.
         ok: whether the two agree; None if it is only shown.
     """
 
@@ -37,7 +35,6 @@ class VerifyCase(msgspec.Struct, frozen=True):
     """What a check is run with.
 
     Attributes:
-        machine: the machine it runs on.
         quick: whether to use tiny sizes. Speeds mean nothing then, and are not judged.
         folder: an empty folder for files.
     """
@@ -59,13 +56,7 @@ class VerifyCase(msgspec.Struct, frozen=True):
         return self.on_gpus(framework) and not self.quick
 
     def runner(self, np: int, framework: str = "torch", **options: Any) -> HorovodRunner:
-        """A runner of ranks on this machine.
-
-        Args:
-            np: how many.
-            framework: what they train with: without GPUs for it, they use none.
-            options: of HorovodRunner or its groups, by their own names.
-        """
+        """A runner of ranks on this machine; without GPUs for the framework, they use none."""
         from horovod_runner.run.runner import HorovodRunner  # ranks import this module, too
 
         if not self.on_gpus(framework):
@@ -81,7 +72,6 @@ class Needs:
     """What a check needs.
 
     Attributes:
-        gpus: the least number of GPUs.
         several: needs two ranks with a GPU each, or a machine without GPUs.
         frameworks: those that it trains with, with Horovod for them.
         packages: of :data:`~horovod_runner.tools.verify.machine.PACKAGES`.
@@ -178,15 +168,7 @@ def equal(name: str, seen: object, expected: object) -> VerifyReading:
 
 
 def speed(name: str, ratio: float, least: float, seen: str, *, judge: bool) -> VerifyReading:
-    """A reading of a speed, compared with a peer's.
-
-    Args:
-        name: what was compared.
-        ratio: to the peer's speed: above 1 is faster.
-        least: what it has to be.
-        seen: the two figures in words.
-        judge: whether it counts; see :meth:`VerifyCase.judges_speed`.
-    """
+    """A reading of a speed: its ratio to a peer's has to be ``least``, if it is judged."""
     expected = f"at least {least:g}"
     if not judge:
         return VerifyReading(name, f"{ratio:.2f} ({seen})", f"{expected}, on GPUs without --quick")

@@ -28,7 +28,6 @@ class Gpu(msgspec.Struct, frozen=True):
     Attributes:
         device: as in CUDA_VISIBLE_DEVICES.
         uuid: as nvidia-smi shows it, "GPU-..."; empty if it is not known.
-        name: the model.
     """
 
     device: str
@@ -44,7 +43,6 @@ class ThisMachine(msgspec.Struct, frozen=True):
         frameworks: those that are installed, with Horovod's library for each.
         packages: those of :data:`PACKAGES` that can be imported.
         nccl: the version of NCCL; empty if it was not found.
-        host: the machine's name.
         cores: how many this process may use.
     """
 

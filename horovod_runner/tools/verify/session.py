@@ -29,11 +29,9 @@ class CheckResult(msgspec.Struct, frozen=True):
     """How a check went.
 
     Attributes:
-        name, claim, page: those of the check.
         status: "failed" if a reading is not as expected, or if the check did not get to its end.
-        readings: what it saw; of a check that did not get to its end, what it saw until then.
+        readings: what it saw, to the end or until then.
         reason: why it was skipped, or why it did not get to its end; otherwise empty.
-        seconds: how long it took.
         output: the end of what it and its ranks printed, if it failed; and a traceback.
     """
 
@@ -73,16 +71,7 @@ def run(
     begin: Callable[[VerifyCheck], None],
     times: CheckTimes | None = None,
 ) -> Iterator[CheckResult]:
-    """Run checks, and yield how each went.
-
-    Args:
-        checks: in this order.
-        machine: what the checks may use of this machine.
-        quick: whether to use tiny sizes.
-        variables: environment variables for the checks.
-        begin: called before a check runs.
-        times: how long a check may take; None: its own limit.
-    """
+    """Run checks in their order, and yield how each went; ``begin`` is called before each."""
     for check in checks:
         reason = missing(check.needs, machine)
         if reason:
@@ -139,13 +128,7 @@ def _run(
 
 
 def ended_badly(code: int, trouble: child.Trouble | None, limit: float | None) -> str:
-    """Why a check did not get to its end; empty if it did.
-
-    Args:
-        code: the exit code of its process, negative for a signal.
-        trouble: the exception that it raised.
-        limit: the seconds after which it was ended; None if it was not.
-    """
+    """Why a check did not get to its end, or was not let past its limit; empty if it did."""
     if limit is not None:
         return f"it was ended because it took longer than {limit:g} s"
     if trouble is not None:

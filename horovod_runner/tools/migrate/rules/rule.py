@@ -25,12 +25,7 @@ def rule(function: Rule) -> Rule:
 
 
 def on(*matchers: Any, when: When = _always) -> Callable[..., Any]:
-    """Add a rule for each node that a matcher matches.
-
-    Args:
-        matchers: each for one kind of node.
-        when: for which texts.
-    """
+    """Add a rule for each node that one of some matchers matches."""
 
     def add(function: Callable[[Code, Any], OldCode | None]) -> Any:
         @rule
@@ -55,12 +50,7 @@ def fix(
 ) -> None:
     """Add a rule with one reason and one change of the node; only told without a change.
 
-    Args:
-        matcher: for one kind of node.
-        why: what is wrong, and what to write.
-        change: of the node.
-        when: for which texts.
-        where: for which nodes.
+    ``when`` chooses texts, ``where`` nodes in them.
     """
 
     @on(matcher, when=when)

@@ -65,13 +65,7 @@ def _library(framework: toolchain.Framework, machine: ThisMachine) -> VerifyRead
 
 
 class Reduced(NamedTuple):
-    """The result of one collective on one rank.
-
-    Attributes:
-        name: of the collective.
-        right: whether all numbers are right.
-        device: the type of the device of the result.
-    """
+    """The result of one collective on one rank: whether it is right, and the type of its device."""
 
     name: str
     right: bool
@@ -90,11 +84,7 @@ def reductions(case: VerifyCase) -> Iterator[VerifyReading]:
 
 
 def collectives(large: int) -> list[Reduced]:
-    """Run Horovod's collectives on this rank's device; the ranks' ``main``.
-
-    Args:
-        large: the numbers in the largest tensor.
-    """
+    """Run Horovod's collectives on this rank's device; the ranks' ``main``."""
     import horovod.torch as hvd
     import torch
 
@@ -136,12 +126,7 @@ def collectives(large: int) -> list[Reduced]:
 
 
 def read_reductions(results: Sequence[Sequence[Reduced]], device: str) -> list[VerifyReading]:
-    """What the ranks' results show.
-
-    Args:
-        results: of each rank.
-        device: the type of the device that they should be on.
-    """
+    """What the ranks' results show, beside the type of the device that they should be on."""
     wrong = [
         f"{each.name} on rank {rank}"
         for rank, found in enumerate(results)

@@ -149,14 +149,7 @@ def profiled(on_gpu: bool) -> Any:
 def read_feed(
     results: Sequence[Fed], size: FeedSize, *, on_gpus: bool, judge: bool
 ) -> list[VerifyReading]:
-    """What the ranks measured.
-
-    Args:
-        results: of each rank.
-        size: of the dataset.
-        on_gpus: whether the ranks have GPUs.
-        judge: whether speeds count.
-    """
+    """What the ranks measured."""
     devices = [", ".join(sorted(each.devices)) for each in results]
     own = [f"cuda:{rank}" if on_gpus else "cpu" for rank in range(len(results))]
     readings = [

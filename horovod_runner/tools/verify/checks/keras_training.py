@@ -11,14 +11,7 @@ _FEATURES = 8
 
 
 class KerasFit(NamedTuple):
-    """What a rank saw of its training.
-
-    Attributes:
-        backend: of Keras.
-        device: of the weights: "GPU" or "CPU".
-        losses: by epoch, averaged over the ranks.
-        weights: all of them, one after another.
-    """
+    """What a rank saw: Keras's backend, the device of the weights, the losses, and all weights."""
 
     backend: str
     device: str
@@ -85,13 +78,7 @@ def device_type(model: Any) -> str:
 
 
 def read_fits(results: Sequence[KerasFit], backend: str, device: str) -> list[VerifyReading]:
-    """What the ranks saw.
-
-    Args:
-        results: of each rank.
-        backend: that Keras should have.
-        device: that the weights should be on, "GPU" or "CPU".
-    """
+    """What the ranks saw, beside the backend and the device that should be."""
     losses = results[0].losses
     first = results[0].weights
     spread = max(

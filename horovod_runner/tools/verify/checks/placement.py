@@ -39,9 +39,7 @@ class Device(NamedTuple):
 def torch_device(pin: bool, on_cpu: bool = False) -> Device:
     """Use torch's current device on this rank; the ranks' ``main``.
 
-    Args:
-        pin: whether to call ``torch.cuda.set_device(hvd.local_rank())``, as Horovod's examples do.
-        on_cpu: whether to reduce on the CPU.
+    With ``pin`` it calls ``torch.cuda.set_device(hvd.local_rank())``, as Horovod's examples do.
     """
     import horovod.torch as hvd
     import torch
@@ -64,8 +62,7 @@ def torch_device(pin: bool, on_cpu: bool = False) -> Device:
 def tensorflow_device(pin: bool) -> Device:
     """Use TensorFlow's first visible GPU on this rank; the ranks' ``main``.
 
-    Args:
-        pin: whether to call ``set_visible_devices`` by local_rank, as Horovod's examples do.
+    With ``pin`` it calls ``set_visible_devices`` by local_rank, as Horovod's examples do.
     """
     import horovod.tensorflow as hvd
     import tensorflow as tf
@@ -211,8 +208,7 @@ class OnCpu:
 def train_a_step() -> tuple[float, str]:
     """Take one step with gradients that are reduced on the CPU; the ranks' ``main``.
 
-    Returns:
-        The weight, which was 0, and the type of its device.
+    Returns the weight, which was 0, and the type of its device.
     """
     import horovod.torch as hvd
     import torch
@@ -247,8 +243,7 @@ def read_steps(results: Sequence[tuple[float, str]], device: str) -> list[Verify
 def try_nccl() -> str:
     """Reduce on a GPU that another rank uses, too; the ranks' ``main``.
 
-    Returns:
-        The first line of the error; empty if the sum was right.
+    Returns the first line of the error; empty if the sum was right.
     """
     import horovod.torch as hvd
     import torch
@@ -292,12 +287,7 @@ def _run(
 
 
 def read_devices(results: Sequence[Device], expected: Sequence[Expected]) -> list[VerifyReading]:
-    """Compare what the ranks see with what they should see.
-
-    Args:
-        results: of the ranks, in order.
-        expected: for each of them.
-    """
+    """Compare what the ranks see, in order, with what they should see."""
     readings = [
         equal(
             "GPUs that a rank sees",

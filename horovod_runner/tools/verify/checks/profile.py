@@ -41,15 +41,7 @@ def profile(case: VerifyCase) -> Iterator[VerifyReading]:
 
 
 def train(seconds: float, width: int) -> int:
-    """Train for some seconds; the ranks' ``main``.
-
-    Args:
-        seconds: for how long.
-        width: of the layers.
-
-    Returns:
-        The number of steps, the same on all ranks.
-    """
+    """Train for some seconds; the ranks' ``main``. Returns the steps, the same on all ranks."""
     import time
 
     import horovod.torch as hvd
@@ -76,13 +68,7 @@ def train(seconds: float, width: int) -> int:
 
 
 def read_traces(texts: Mapping[int, str], ranks: int, *, on_gpus: bool) -> VerifyReading:
-    """What the traces of torch's profiler show.
-
-    Args:
-        texts: of the traces, by rank.
-        ranks: how many there should be.
-        on_gpus: whether they should show the work of GPUs.
-    """
+    """What the traces of torch's profiler show, by rank."""
     category = "kernel" if on_gpus else "cpu_op"
     shown = [rank for rank, text in sorted(texts.items()) if f'"cat": "{category}"' in text]
     what = "kernels of the GPU" if on_gpus else "operations"
@@ -93,13 +79,7 @@ def read_traces(texts: Mapping[int, str], ranks: int, *, on_gpus: bool) -> Verif
 def read_machines(
     rows: Mapping[int, Sequence[Machine]], ranks: int, *, measured: bool
 ) -> list[VerifyReading]:
-    """What the run measured of its GPUs.
-
-    Args:
-        rows: by rank.
-        ranks: how many there should be.
-        measured: whether NVIDIA's Python package is installed.
-    """
+    """What the run measured of its GPUs, by rank, if NVIDIA's Python package is installed."""
     if not measured:
         remedy = "not measured: pip install 'horovod_runner[gpu]' (nvidia-ml-py)"
         return [VerifyReading("GPUs that the run measured", remedy)]

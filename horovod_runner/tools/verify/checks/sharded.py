@@ -17,8 +17,7 @@ class Sharded(NamedTuple):
 
     Attributes:
         device: the type of the device of its part of the weights.
-        part: how many weights it holds.
-        weights: how many there are.
+        part, weights: how many weights it holds, and how many there are.
         losses: by step, averaged over the ranks.
         expected: the same of a model that is not sharded, trained with all ranks' rows.
     """
@@ -90,12 +89,7 @@ def train(steps: int) -> Sharded:
 
 
 def read_sharded(results: Sequence[Sharded], device: str) -> list[VerifyReading]:
-    """What the ranks saw.
-
-    Args:
-        results: of each rank.
-        device: the type of the device that the weights should be on.
-    """
+    """What the ranks saw, beside the device that the weights should be on."""
     first = results[0]
     parts = [each.part for each in results]
     apart = max(abs(a - b) / abs(b) for a, b in zip(first.losses, first.expected, strict=True))
