@@ -193,17 +193,15 @@ class Watch:
         if asked.since is None:
             return "" if asked.view else "does not listen: its run begins or ends now"
         waited = self._clock() - asked.since
-        return _why_silent(pid, waited) if waited >= self._quiet_seconds else ""
-
-
-def _why_silent(pid: int, seconds: float) -> str:
-    with suppress(psutil.Error):
-        if psutil.Process(pid).status() == psutil.STATUS_STOPPED:
-            return "is stopped, by SIGSTOP or Ctrl-Z"
-    return (
-        f"has not answered for {duration_text(seconds)}: it is very busy, or its horovod_runner is "
-        "older than this command"
-    )
+        if waited < self._quiet_seconds:
+            return ""
+        with suppress(psutil.Error):
+            if psutil.Process(pid).status() == psutil.STATUS_STOPPED:
+                return "is stopped, by SIGSTOP or Ctrl-Z"
+        return (
+            f"has not answered for {duration_text(waited)}: it is very busy, or its "
+            "horovod_runner is older than this command"
+        )
 
 
 def add(commands: Any) -> None:

@@ -17,7 +17,6 @@ write access to the folder decides what its users install, as with any package i
 
 from __future__ import annotations
 
-import errno
 import re
 import shutil
 import tempfile
@@ -29,7 +28,7 @@ from typing import Final
 
 import msgspec
 
-from horovod_runner.common.files import file_sha256
+from horovod_runner.common.files import file_sha256, is_full
 from horovod_runner.errors import InstallError
 from horovod_runner.host.folders.folder import Folder, local_path
 from horovod_runner.host.folders.local import LocalFolder
@@ -41,7 +40,6 @@ from horovod_runner.tools.horovod_build.web import WebFolder, without_secrets
 VARIABLE = "HOROVOD_RUNNER_WHEELS"
 _POINTER = "latest.sha256"
 _decode_index: Final = msgspec.json.Decoder(list[Provenance]).decode
-_FULL = (errno.ENOSPC, errno.EDQUOT)  # of the local disk: no place is written
 
 
 @dataclass(frozen=True)
@@ -108,7 +106,7 @@ def download(place: Place, wheel: Provenance, folder: Path) -> Path:
         try:
             place.open().copy_out(wheel.file, part)
         except Exception as error:
-            if isinstance(error, OSError) and error.errno in _FULL:
+            if is_full(error):  # the local disk: no place is written
                 raise unwritable(folder, error) from error
             raise _unreadable(place, error, wheel.file) from error
         received = file_sha256(part)
@@ -136,7 +134,7 @@ def room_in(folder: Path) -> Iterator[Path]:
         yield Path(name)
 
 
-def unwritable(folder: Path, error: OSError) -> InstallError:
+def unwritable(folder: Path, error: Exception) -> InstallError:
     """The error of a cache that cannot be written."""
     return InstallError(
         f"wheels cannot be kept in {folder} ({type(error).__name__}: {error}). Free space there, "
@@ -186,7 +184,6 @@ def fetch(place: Place, key: str, folder: Path) -> Path | None:
         raise InstallError(f"{there} could not be copied ({what}). {remedy}") from error
     received = file_sha256(copy)
     if received != digest:
-        copy.unlink()
         raise InstallError(
             f"{there} is damaged: its SHA-256 is {received}. Nothing was installed. {remedy}"
         )

@@ -68,7 +68,9 @@ def release(
             modes = {info.filename: info.external_attr >> 16 for info in archive.infolist()}
         found = needs(sorted(root.rglob("*.so")))
         version = f"{source.VERSION}+{label(plan)}"
-        tag = f"{python_tag()}-{python_tag()}-{platform_tag(found)}"
+        # By it pip knows which C libraries a wheel loads with (PEP 600).
+        libc = f"manylinux_{found.glibc.replace('.', '_')}"
+        tag = f"{python_tag()}-{python_tag()}-{libc}_{platform.machine()}"
         files = _rewrite(root, modes, version, tag, plan)
         folder.mkdir(parents=True, exist_ok=True)
         target = folder / f"horovod-{version}-{tag}.whl"
@@ -88,11 +90,6 @@ def label(plan: BuildPlan) -> str:
         parts += [f"{framework.name}{release}"] + ["abi0"] * (framework.cxx11_abi is False)
     parts += ["mpich"] * (plan.mpi is not None)
     return ".".join([*parts, f"p{source.digest()}"])
-
-
-def platform_tag(found: LibraryNeeds) -> str:
-    """The tag by which pip knows which C libraries a wheel loads with (PEP 600)."""
-    return f"manylinux_{found.glibc.replace('.', '_')}_{platform.machine()}"
 
 
 def write_index(folder: Path, address: str | None = None) -> list[Provenance]:

@@ -20,6 +20,7 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+from horovod_runner.common.files import file_sha256
 from horovod_runner.errors import InstallError
 from horovod_runner.tools.horovod_build.patching import apply, read_patches
 
@@ -54,7 +55,7 @@ def fetch(folder: Path) -> Path:
 
 def unpack(archive: Path, folder: Path, sha256: str = SHA256) -> Path:
     """Unpack the downloaded source into ``folder`` and return its root folder."""
-    received = hashlib.sha256(archive.read_bytes()).hexdigest()
+    received = file_sha256(archive)
     if received != sha256:
         raise InstallError(
             f"the downloaded {archive.name} is not Horovod {VERSION}: its SHA-256 is {received}, "

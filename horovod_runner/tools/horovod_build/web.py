@@ -35,7 +35,8 @@ class WebFolder:
         self._pauses = pauses
         parts = urlsplit(url)
         user, at, host = parts.netloc.rpartition("@")
-        self._authorization = _basic(user) if at else None
+        basic = base64.b64encode(unquote(user).encode()).decode()
+        self._authorization = f"Basic {basic}" if at else None
         path = quote(parts.path.rstrip("/"), safe=_IN_A_PATH)
         self._folder = "/".join([path, *filter(None, [quote(inside)])])
         self._parts = parts._replace(netloc=host, fragment="")
@@ -127,10 +128,6 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 def without_secrets(text: str) -> str:
     """Leave out the user, the password and the query of each URL in a text."""
     return _QUERY.sub(r"\1***", _USER.sub("***", text))
-
-
-def _basic(user: str) -> str:
-    return f"Basic {base64.b64encode(unquote(user).encode()).decode()}"
 
 
 def _passing(error: BaseException) -> bool:

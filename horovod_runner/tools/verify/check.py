@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from horovod_runner.common.options import grouped
+from horovod_runner.common.text import count_text
 from horovod_runner.tools.verify.machine import PACKAGES, ThisMachine
 
 if TYPE_CHECKING:
@@ -125,7 +126,8 @@ def missing(needs: Needs, machine: ThisMachine) -> str:
             return reason
     count = len(machine.gpus)
     if count < needs.gpus:
-        return f"needs {_gpus(needs.gpus)}, and {_gpus(count)} can be used"
+        there = count_text(count, "GPU") if count else "no GPUs"
+        return f"needs {count_text(needs.gpus, 'GPU')}, and {there} can be used"
     if needs.several and count == 1 and machine.has_nccl(needs.frameworks[0]):
         return "needs two GPUs, and 1 GPU can be used"
     for package in needs.packages:
@@ -153,18 +155,20 @@ def _missing_framework(name: str, needs: Needs, machine: ThisMachine) -> str:
     return ""
 
 
-def _gpus(count: int) -> str:
-    return f"{count or 'no'} GPU{'' if count == 1 else 's'}"
-
-
 def listed(values: Iterable[object]) -> str:
     """Values, one after another: a figure of each rank."""
     return ", ".join(map(str, values))
 
 
 def equal(name: str, seen: object, expected: object) -> VerifyReading:
-    """A reading of something that has one right value."""
-    return VerifyReading(name, str(seen), str(expected), seen == expected)
+    """A reading of something that has one right value; a list has those of each rank."""
+    return VerifyReading(name, _text(seen), _text(expected), seen == expected)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, set):
+        value = sorted(value)
+    return listed(value) if isinstance(value, list) else str(value)
 
 
 def speed(name: str, ratio: float, least: float, seen: str, *, judge: bool) -> VerifyReading:

@@ -149,7 +149,7 @@ def _save_format(code: Code, call: cst.Call) -> OldCode | None:
 @on(m.Call())
 def _learning_rate(code: Code, call: cst.Call) -> OldCode | None:
     rate = tree.argument(call, "lr")
-    if rate is None or rate.keyword is None or not _is_optimizer_class(code, call.func):
+    if rate is None or not _is_optimizer_class(code, call.func):
         return None
     why = (
         "Keras's optimizers call it learning_rate. Keras 3 refuses lr=, the latest Keras 2 ignores "

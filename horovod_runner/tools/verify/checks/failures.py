@@ -14,7 +14,7 @@ import psutil
 
 from horovod_runner.common.text import bytes_text
 from horovod_runner.errors import CancelledError, HangError, RankFailedError
-from horovod_runner.tools.verify.check import VerifyCase, VerifyReading, check, equal, listed
+from horovod_runner.tools.verify.check import VerifyCase, VerifyReading, check, equal
 
 _HELD: Final = 1 << 30  # bytes that a rank allocates on its GPU
 _QUICK_HELD: Final = 1 << 20
@@ -188,8 +188,8 @@ def restart(case: VerifyCase) -> Iterator[VerifyReading]:
     resumed = run.attempts[-1].resumed_from if run is not None else None
     yield equal("resumed from step", resumed, _STEPS // 2)
     count = len(results)
-    yield equal("steps on each rank", listed(r[0] for r in results), listed([_STEPS] * count))
-    yield equal("device of the state", listed(r[1] for r in results), listed([device] * count))
+    yield equal("steps on each rank", [steps for steps, _ in results], [_STEPS] * count)
+    yield equal("device of the state", [kind for _, kind in results], [device] * count)
 
 
 def count_up(folder: str) -> tuple[int, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
@@ -110,11 +111,8 @@ def read(data: Any, size: FeedSize) -> Fed:
     with profiled(on_gpu) as profiler:
         for x, _ in batches:
             step(x, products)
-    copies = (
-        {each.key: each.count for each in profiler.key_averages() if "Memcpy HtoD" in each.key}
-        if on_gpu
-        else {}
-    )
+    events = profiler.key_averages() if on_gpu else ()
+    copies = {each.key: each.count for each in events if "Memcpy HtoD" in each.key}
     for _ in range(2):
         start = time.perf_counter()
         for x, _ in batches:
@@ -152,16 +150,12 @@ def read_feed(
     """What the ranks measured."""
     devices = [", ".join(sorted(each.devices)) for each in results]
     own = [f"cuda:{rank}" if on_gpus else "cpu" for rank in range(len(results))]
+    wrong = sum(each.wrong for each in results)
+    rows = {row for each in results for row in each.rows}
     readings = [
-        equal("device of each rank's batches", ", ".join(devices), ", ".join(own)),
-        equal(
-            "wrong numbers in two epochs, on two streams", sum(each.wrong for each in results), 0
-        ),
-        equal(
-            "different rows in an epoch of all ranks",
-            len({row for each in results for row in each.rows}),
-            size.rows,
-        ),
+        equal("device of each rank's batches", devices, own),
+        equal("wrong numbers in two epochs, on two streams", wrong, 0),
+        equal("different rows in an epoch of all ranks", len(rows), size.rows),
     ]
     if on_gpus:
         readings.append(_copies(results))
@@ -174,10 +168,9 @@ def read_feed(
 
 
 def _copies(results: Sequence[Fed]) -> VerifyReading:
-    kinds: dict[str, int] = {}
+    kinds = Counter[str]()
     for each in results:
-        for kind, count in each.copies.items():
-            kinds[kind] = kinds.get(kind, 0) + count
+        kinds.update(each.copies)
     seen = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
     if not kinds:  # CUPTI may be kept from working
         return VerifyReading("copies to the GPU", "torch's profiler saw none", _PINNED)

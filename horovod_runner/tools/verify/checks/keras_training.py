@@ -85,10 +85,8 @@ def read_fits(results: Sequence[KerasFit], backend: str, device: str) -> list[Ve
         abs(mine - own) for each in results for mine, own in zip(each.weights, first, strict=True)
     )
     return [
-        equal("backend", ", ".join(sorted({each.backend for each in results})), backend),
-        equal(
-            "device of the weights", ", ".join(sorted({each.device for each in results})), device
-        ),
+        equal("backend", {each.backend for each in results}, {backend}),
+        equal("device of the weights", {each.device for each in results}, {device}),
         VerifyReading(
             f"loss of {len(results)} ranks in the first and last epoch",
             f"{losses[0]:.4f}, {losses[-1]:.4f}",

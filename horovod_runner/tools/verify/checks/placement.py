@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from horovod_runner.common.text import count_text
 from horovod_runner.errors import GpuError
-from horovod_runner.tools.verify.check import Needs, VerifyCase, VerifyReading, check, equal, listed
+from horovod_runner.tools.verify.check import Needs, VerifyCase, VerifyReading, check, equal
 from horovod_runner.tools.verify.machine import ThisMachine
 
 _PAGE: Final = "howto/gpu.md#which-gpu-a-rank-gets"
@@ -227,16 +227,10 @@ def train_a_step() -> tuple[float, str]:
 def read_steps(results: Sequence[tuple[float, str]], device: str) -> list[VerifyReading]:
     """What the ranks' weights are after :func:`train_a_step`."""
     count = len(results)
-    mean = -(count + 1) / 2
+    name = "weight of each rank after a step with the gradients' mean"
     return [
-        equal(
-            "weight of each rank after a step with the gradients' mean",
-            listed(weight for weight, _ in results),
-            listed([mean] * count),
-        ),
-        equal(
-            "device of the weight", listed(kind for _, kind in results), listed([device] * count)
-        ),
+        equal(name, [weight for weight, _ in results], [-(count + 1) / 2] * count),
+        equal("device of the weight", [kind for _, kind in results], [device] * count),
     ]
 
 
@@ -288,39 +282,22 @@ def _run(
 
 def read_devices(results: Sequence[Device], expected: Sequence[Expected]) -> list[VerifyReading]:
     """Compare what the ranks see, in order, with what they should see."""
+    gpus, current = [e.gpus for e in expected], [e.current for e in expected]
     readings = [
-        equal(
-            "GPUs that a rank sees",
-            listed(r.gpus for r in results),
-            listed(e.gpus for e in expected),
-        ),
-        equal(
-            "current device of each rank",
-            listed(r.current for r in results),
-            listed(e.current for e in expected),
-        ),
+        equal("GPUs that a rank sees", [r.gpus for r in results], gpus),
+        equal("current device of each rank", [r.current for r in results], current),
     ]
     # A framework, or an nvidia-smi that is not there, may not tell UUIDs.
     known = [e.uuid for e in expected]
     seen = [r.uuid for r in results]
     if any(seen) and all(known):
-        readings.append(
-            equal(
-                "UUID of each rank's device",
-                listed(_plain(uuid) for uuid in seen),
-                listed(_plain(uuid) for uuid in known),
-            )
-        )
-    early = [n for n, result in enumerate(results) if result.early]
-    readings.append(equal("ranks whose CUDA started with an import", len(early), 0))
-    total = len(results) * (len(results) + 1) / 2
-    readings.append(
-        equal(
-            "sum over the ranks",
-            listed(f"{r.total:g}" for r in results),
-            listed([f"{total:g}"] * len(results)),
-        )
-    )
+        own, right = [_plain(uuid) for uuid in seen], [_plain(uuid) for uuid in known]
+        readings.append(equal("UUID of each rank's device", own, right))
+    early = sum(result.early for result in results)
+    readings.append(equal("ranks whose CUDA started with an import", early, 0))
+    count = len(results)
+    total = f"{count * (count + 1) / 2:g}"
+    readings.append(equal("sum over the ranks", [f"{r.total:g}" for r in results], [total] * count))
     return readings
 
 

@@ -27,7 +27,7 @@ def profile(case: VerifyCase) -> Iterator[VerifyReading]:
     if run is None:
         return  # never: it has ended
     counted = [run.profile.steps(rank) for rank in range(len(steps))]
-    yield equal("steps in the profile of each rank", listed(counted), listed(steps))
+    yield equal("steps in the profile of each rank", counted, steps)
     yield VerifyReading("diagnosis", " ".join(str(run.diagnose()).splitlines()[:2]))
     texts = {
         each.rank: gzip.decompress(Path(each.path).read_bytes()).decode(errors="replace")
@@ -93,9 +93,7 @@ def read_machines(
         for machine in each
     )
     return [
-        equal(
-            "GPUs that the run measured, by rank", listed(m.gpus for m in each), listed([1] * ranks)
-        ),
+        equal("GPUs that the run measured, by rank", [m.gpus for m in each], [1] * ranks),
         VerifyReading(
             "how busy they were at most", busy, "above 0%", _all(m.gpu_busy > 0 for m in each)
         ),

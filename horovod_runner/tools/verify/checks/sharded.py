@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from horovod_runner.tools.verify.check import VerifyCase, VerifyReading, check, equal
+from horovod_runner.tools.verify.check import VerifyCase, VerifyReading, check, equal, listed
 
 _CLOSE: Final = 1e-3  # relative
 _FEATURES: Final = 64
@@ -93,18 +93,10 @@ def read_sharded(results: Sequence[Sharded], device: str) -> list[VerifyReading]
     first = results[0]
     parts = [each.part for each in results]
     apart = max(abs(a - b) / abs(b) for a, b in zip(first.losses, first.expected, strict=True))
-    devices = sorted({each.device for each in results})
+    weights = f"weights of {len(results)} ranks, {listed(parts)}, in all"
+    losses = f"losses of {len(first.losses)} steps, relative difference to a model in one piece"
     return [
-        equal("device of the weights", ", ".join(devices), device),
-        equal(
-            f"weights of {len(results)} ranks, {', '.join(map(str, parts))}, in all",
-            sum(parts),
-            first.weights,
-        ),
-        VerifyReading(
-            f"losses of {len(first.losses)} steps, relative difference to a model in one piece",
-            f"{apart:.1e}",
-            f"at most {_CLOSE:g}",
-            apart <= _CLOSE,
-        ),
+        equal("device of the weights", {each.device for each in results}, {device}),
+        equal(weights, sum(parts), first.weights),
+        VerifyReading(losses, f"{apart:.1e}", f"at most {_CLOSE:g}", apart <= _CLOSE),
     ]
