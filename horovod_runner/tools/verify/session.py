@@ -10,7 +10,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
@@ -23,6 +22,7 @@ from horovod_runner.tools.verify.machine import ThisMachine
 Status = Literal["passed", "failed", "skipped"]
 
 _OUTPUT_LINES: Final = 40
+_PATIENCE: Final = 20.0  # seconds for a check that was interrupted: it ends its ranks within ten
 
 
 class CheckResult(msgspec.Struct, frozen=True):
@@ -45,21 +45,11 @@ class CheckResult(msgspec.Struct, frozen=True):
     output: str = ""
 
 
-@dataclass(frozen=True)
-class CheckTimes:
-    """How long a check may take.
-
-    Attributes:
-        end_seconds: to end after it was interrupted. A check ends its ranks within about ten.
-    """
-
-    end_seconds: float = 20.0
-
-    def ends(self, process: subprocess.Popen[bytes], limit: float) -> bool:
-        """Wait for a check, and say whether it has ended within a number of seconds."""
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(limit)
-        return process.poll() is not None
+def ends(process: subprocess.Popen[bytes], limit: float) -> bool:
+    """Wait for a check, and say whether it has ended within a number of seconds."""
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(limit)
+    return process.poll() is not None
 
 
 def run(
@@ -69,7 +59,8 @@ def run(
     quick: bool,
     variables: Mapping[str, str],
     begin: Callable[[VerifyCheck], None],
-    times: CheckTimes | None = None,
+    wait: Callable[[subprocess.Popen[bytes], float], bool] = ends,
+    patience: float = _PATIENCE,
 ) -> Iterator[CheckResult]:
     """Run checks in their order, and yield how each went; ``begin`` is called before each."""
     for check in checks:
@@ -81,11 +72,15 @@ def run(
         with tempfile.TemporaryDirectory(
             prefix="horovod_runner-verify-", ignore_cleanup_errors=True
         ) as folder:
-            yield _run(check, VerifyCase(machine, quick, folder), variables, times or CheckTimes())
+            yield _run(check, VerifyCase(machine, quick, folder), variables, wait, patience)
 
 
 def _run(
-    check: VerifyCheck, case: VerifyCase, variables: Mapping[str, str], times: CheckTimes
+    check: VerifyCheck,
+    case: VerifyCase,
+    variables: Mapping[str, str],
+    wait: Callable[[subprocess.Popen[bytes], float], bool],
+    patience: float,
 ) -> CheckResult:
     folder = Path(case.folder)
     given, readings, log = folder / "case.json", folder / "readings", folder / "output"
@@ -105,9 +100,9 @@ def _run(
             start_new_session=True,
         )
         try:
-            late = not times.ends(process, check.limit)
+            late = not wait(process, check.limit)
         finally:
-            _end(process, times.end_seconds)
+            _end(process, patience)
     seconds = time.monotonic() - start
     found, trouble = child.read(readings)
     printed = log.read_text(errors="replace").splitlines()[-_OUTPUT_LINES:]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -83,31 +83,14 @@ def read_machines(
     if not measured:
         remedy = "not measured: pip install 'horovod_runner[gpu]' (nvidia-ml-py)"
         return [VerifyReading("GPUs that the run measured", remedy)]
-    found = [
-        max(rows.get(rank, ()), key=lambda m: m.gpu_busy, default=None) for rank in range(ranks)
-    ]
-    each = [machine for machine in found if machine is not None]
-    busy = listed(f"{machine.gpu_busy:.0%}" for machine in each)
-    memory = listed(
-        f"{bytes_text(machine.gpu_memory)} of {bytes_text(machine.gpu_memory_limit)}"
-        for machine in each
-    )
+    each = [max(rows[n], key=lambda m: m.gpu_busy) for n in range(ranks) if rows.get(n)]
+    busy = listed(f"{m.gpu_busy:.0%}" for m in each)
+    memory = listed(f"{bytes_text(m.gpu_memory)} of {bytes_text(m.gpu_memory_limit)}" for m in each)
+    are_busy = bool(each) and all(m.gpu_busy > 0 for m in each)
+    are_used = bool(each) and all(0 < m.gpu_memory <= m.gpu_memory_limit for m in each)
     return [
         equal("GPUs that the run measured, by rank", [m.gpus for m in each], [1] * ranks),
-        VerifyReading(
-            "how busy they were at most", busy, "above 0%", _all(m.gpu_busy > 0 for m in each)
-        ),
-        VerifyReading(
-            "memory in use on them",
-            memory,
-            "above 0",
-            _all(0 < m.gpu_memory <= m.gpu_memory_limit for m in each),
-        ),
+        VerifyReading("how busy they were at most", busy, "above 0%", are_busy),
+        VerifyReading("memory in use on them", memory, "above 0", are_used),
         VerifyReading("GPUs slowed by heat or power", listed(m.gpus_slowed for m in each)),
     ]
-
-
-def _all(conditions: Iterable[bool]) -> bool:
-    """Whether they hold on all ranks, of which there is one at least."""
-    values = list(conditions)
-    return bool(values) and all(values)
