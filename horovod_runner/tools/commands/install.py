@@ -18,7 +18,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -117,7 +116,8 @@ def install(
         wanted = fit.wish(supported, gpu, mpi, gpus=bool(visible_gpus()))
         published = find_published_wheel(place, wanted, say)
     if published:
-        pip_install(published.path, say, sha256=published.sha256)
+        wheel, sha256 = published
+        pip_install(wheel, say, sha256)
     else:
         plan = plan_for(supported, gpu, mpi)
         say(plan.describe())
@@ -154,18 +154,10 @@ def _place(shared: str | None) -> Place | None:
     return Place(url, wheels.VARIABLE) if url else None
 
 
-@dataclass(frozen=True)
-class Published:
-    """A checked copy of a published wheel in this user's cache."""
-
-    path: Path
-    sha256: str
-
-
 def find_published_wheel(
     place: Place, wanted: fit.Wish, say: Callable[[str], None]
-) -> Published | None:
-    """Get the published wheel that fits from a folder or URL; None, and why, if none does."""
+) -> tuple[Path, str] | None:
+    """Get the published wheel that fits, and its digest; say why and return None if none does."""
     records = wheels.published(place)
     if not records:
         # A folder that hosts share has no index: `install --wheels` needs none.
@@ -182,7 +174,7 @@ def find_published_wheel(
     shelf = cache_folder() / "wheels" / "published" / chosen.sha256
     copy = wheels.download(place, chosen, shelf)
     say(f"using {chosen.file} from {place.shown()}, SHA-256 {chosen.sha256[:16]}... checked")
-    return Published(copy, chosen.sha256)
+    return copy, chosen.sha256
 
 
 def find_or_build_wheel(

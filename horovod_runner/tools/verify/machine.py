@@ -53,23 +53,12 @@ class ThisMachine(msgspec.Struct, frozen=True):
     host: str = ""
     cores: int = 1
 
-    def framework(self, name: str) -> toolchain.Framework | None:
-        """An installed framework; None if it is not installed or cannot be imported."""
-        return next((f for f in self.frameworks if f.name == name and not f.error), None)
-
-    def has_cuda(self, name: str) -> bool:
-        """Whether a framework computes on this machine's GPUs."""
-        found = self.framework(name)
-        return bool(self.gpus and found is not None and found.cuda)
-
     def has_nccl(self, name: str) -> bool:
         """Whether Horovod reduces a framework's tensors on this machine's GPUs."""
-        return self.has_cuda(name) and "nccl" in built(self.framework(name))
-
-
-def built(framework: toolchain.Framework | None) -> tuple[str, ...]:
-    """What Horovod's library for a framework was built with; empty if there is none."""
-    return framework.horovod.built if framework is not None and framework.horovod else ()
+        found = next((f for f in self.frameworks if f.name == name and not f.error), None)
+        if found is None or found.horovod is None or not found.cuda:
+            return False
+        return bool(self.gpus) and "nccl" in found.horovod.built
 
 
 def look(used: Sequence[Gpu], frameworks: Sequence[str]) -> ThisMachine:

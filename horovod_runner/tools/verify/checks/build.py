@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from horovod_runner.tools.horovod_build import toolchain
 from horovod_runner.tools.verify.check import Needs, VerifyCase, VerifyReading, check, equal, listed
-from horovod_runner.tools.verify.machine import ThisMachine, built
+from horovod_runner.tools.verify.machine import ThisMachine
 
 _PLANES: Final = ("NCCL", "MPI", "GLOO")
 _NUMBERS: Final = 1000  # in a small tensor
@@ -48,7 +48,7 @@ def _library(framework: toolchain.Framework, machine: ThisMachine) -> VerifyRead
     if framework.error or horovod is None or horovod.error:
         error = framework.error or (horovod.error if horovod else None) or "not installed"
         return VerifyReading(name, f"{error} ({about})", "loads", False)
-    planes = ", ".join(built(framework))
+    planes = ", ".join(horovod.built)
     # One build serves one CUDA release, so another framework may be the one with NCCL.
     needs_nccl = machine.gpus and framework.cuda and not machine.has_nccl(framework.name)
     ok = None if needs_nccl else True
