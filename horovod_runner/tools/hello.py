@@ -35,22 +35,15 @@ class HelloError(HorovodRunnerError):
 
 @dataclass(frozen=True)
 class Greeting:
-    """What one rank reports.
-
-    Attributes:
-        total: the sum over all ranks of rank + 1, as this rank received it; NaN if a larger message
-            brought other numbers.
-        device: "cpu", or the GPU's name where the reduction ran on it.
-        wrong: the sizes of messages that brought other numbers.
-    """
+    """What one rank reports."""
 
     rank: int
     size: int
     local_rank: int
     host: str
-    total: float
-    device: str
-    wrong: tuple[str, ...] = ()
+    total: float  # the sum over all ranks of rank + 1, as received; NaN if sizes brought others
+    device: str  # "cpu", or the GPU's name where the reduction ran on it
+    wrong: tuple[str, ...] = ()  # the sizes of messages that brought other numbers
 
 
 def hello(framework: str, np: int, spark: SparkSession | None = None) -> list[Greeting]:

@@ -45,29 +45,15 @@ class Machine:
     mpich: Mpi | None = None
     architectures: str | None = None
 
-    def find_framework(self, name: str, *, with_horovod: bool) -> Framework | None:
-        return next((found for found in self.frameworks if found.name == name), None)
-
-    def find_cuda_home(self) -> Path | None:
-        return self.cuda
-
-    def find_nccl(self) -> Nccl | None:
-        return self.nccl
-
-    def find_system_mpi(self) -> Mpi | None:
-        return self.system
-
-    def find_mpich(self) -> Mpi | None:
-        return self.mpich
-
-    def wanted_architectures(self) -> str | None:
-        return self.architectures
-
     def plan(self, frameworks: list[str] | None = None, **options: Any) -> BuildPlan:
+        by_name = {framework.name: framework for framework in self.frameworks}
         with pytest.MonkeyPatch.context() as patch:
-            for name in vars(Machine):
-                if name.startswith(("find_", "wanted_")):
-                    patch.setattr(toolchain, name, getattr(self, name))
+            patch.setattr(toolchain, "find_framework", lambda name, **_: by_name.get(name))
+            patch.setattr(toolchain, "find_cuda_home", lambda: self.cuda)
+            patch.setattr(toolchain, "find_nccl", lambda: self.nccl)
+            patch.setattr(toolchain, "find_system_mpi", lambda: self.system)
+            patch.setattr(toolchain, "find_mpich", lambda: self.mpich)
+            patch.setattr(toolchain, "wanted_architectures", lambda: self.architectures)
             return make_plan(frameworks, **options)
 
 

@@ -44,18 +44,12 @@ _LIST_SHARE: Final = 20  # listing takes long where there are many processes: it
 
 
 class Seen(msgspec.Struct):
-    """A run as far as it can be seen from here.
-
-    Attributes:
-        problem: why there is no view of it, or only an old one; empty if all is well.
-        live: what it was doing when its driver wrote its log last; None before that.
-        entry: what its driver wrote at the begin; None if only processes are left.
-    """
+    """A run as far as it can be seen from here."""
 
     run_id: str
-    problem: str
-    live: Live | None
-    entry: Entry | None
+    problem: str  # why there is no view of it, or only an old one; empty if all is well
+    live: Live | None  # what it was doing when its driver wrote its log last
+    entry: Entry | None  # what its driver wrote at the begin; None if only processes are left
 
 
 @dataclass

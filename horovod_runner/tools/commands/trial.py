@@ -29,19 +29,12 @@ _SMALL_FILES: Final = 8
 
 @dataclass(frozen=True)
 class DoctorFinding:
-    """One line of the doctor's report.
-
-    Attributes:
-        name: what was examined.
-        status: "ok", "absent" (and not needed), or "wrong".
-        detail: the version, count, rate or error.
-        advice: how to fix it; empty unless something is wrong.
-    """
+    """One line of the doctor's report: what was examined, and how."""
 
     name: str
-    status: Literal["ok", "absent", "wrong"]
-    detail: str
-    advice: str = ""
+    status: Literal["ok", "absent", "wrong"]  # what is absent is not needed
+    detail: str  # the version, count, rate or error
+    advice: str = ""  # how to fix what is wrong
 
 
 def try_folder(url: str) -> Iterator[DoctorFinding]:

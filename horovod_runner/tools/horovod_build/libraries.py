@@ -40,19 +40,12 @@ _EXPECTED = re.compile(
 
 @dataclass(frozen=True)
 class LibraryNeeds:
-    """What shared libraries need of the machine that loads them.
+    """What shared libraries need of the machine that loads them."""
 
-    Attributes:
-        glibc: the oldest C library that they load with, as "2.35".
-        symbols: the newest symbol version of each kind, as {"GLIBC": "2.34"}.
-        libraries: the shared libraries that they need, in alphabetical order.
-        compiler: the compilers that made them, as they name themselves.
-    """
-
-    glibc: str
-    symbols: dict[str, str]
+    glibc: str  # the oldest C library that they load with, as "2.35"
+    symbols: dict[str, str]  # the newest symbol version of each kind, as {"GLIBC": "2.34"}
     libraries: tuple[str, ...]
-    compiler: str
+    compiler: str  # the compilers that made them, as they name themselves
 
 
 def needs(libraries: Iterable[Path]) -> LibraryNeeds:

@@ -20,25 +20,15 @@ MpiChoice = Literal["mpich", "system", "none"]
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """What a build of Horovod supports, and the libraries that it uses.
-
-    Attributes:
-        frameworks: the frameworks to support, as they import in this environment.
-        gpu: build CUDA kernels and NCCL collectives.
-        mpi: the MPI to build beside Gloo, for the controller and for collectives on CPUs; None
-            builds Gloo only.
-        cuda_home: the CUDA toolkit of a GPU build.
-        nccl: the NCCL of a GPU build.
-        gpu_architectures: compute capabilities of a GPU build, as "80,90"; None leaves Horovod's
-            default.
-    """
+    """What a build of Horovod supports, and the libraries that it uses."""
 
     frameworks: tuple[toolchain.Framework, ...]
-    gpu: bool = False
+    gpu: bool = False  # build CUDA kernels and NCCL collectives
+    # Beside Gloo, for the controller and for collectives on CPUs; None builds Gloo only.
     mpi: toolchain.Mpi | None = None
     cuda_home: Path | None = None
     nccl: toolchain.Nccl | None = None
-    gpu_architectures: str | None = None
+    gpu_architectures: str | None = None  # as "80,90"; None leaves Horovod's default
 
     def key(self) -> str:
         """The wheel's name in the cache: every version that the build depends on is part of it."""

@@ -63,41 +63,25 @@ _LEVELS: dict[str, frozenset[str]] = {
 
 @dataclass(frozen=True)
 class Horovod:
-    """Horovod's library for a framework as it loads in this environment.
-
-    Attributes:
-        version: its version.
-        built: those of :data:`CAPABILITIES` that it was built with.
-        error: the last line of the error if it does not load; None if it loads.
-        backend: why it has no backend for torch.distributed although it has MPI and torch; empty
-            if it has one.
-    """
+    """Horovod's library for a framework as it loads in this environment."""
 
     version: str = ""
-    built: tuple[str, ...] = ()
-    error: str | None = None
-    backend: str = ""
+    built: tuple[str, ...] = ()  # those of CAPABILITIES that it was built with
+    error: str | None = None  # the last line of the error if it does not load
+    backend: str = ""  # why it has no backend for torch.distributed although it has MPI and torch
 
 
 @dataclass(frozen=True)
 class Framework:
-    """A deep learning framework as it imports in this environment.
-
-    Attributes:
-        name: "torch" or "tensorflow".
-        version: its version, with any local suffix ("2.13.0+cpu").
-        cuda: the CUDA version that it was built for; None for a CPU build.
-        error: the last line of the import error if it does not import; None if it does.
-        horovod: Horovod's library for it; None unless requested.
-        cxx11_abi: whether torch has libstdc++'s newer names of strings and lists, as all builds
-            since 2.7 have. Older ones of one version differ in it. None for TensorFlow.
-    """
+    """A deep learning framework, "torch" or "tensorflow", as it imports in this environment."""
 
     name: str
-    version: str
-    cuda: str | None = None
-    error: str | None = None
-    horovod: Horovod | None = None
+    version: str  # with any local suffix ("2.13.0+cpu")
+    cuda: str | None = None  # the version that it was built for; None for a CPU build
+    error: str | None = None  # the last line of the error if it does not import
+    horovod: Horovod | None = None  # None unless requested
+    # Whether torch has libstdc++'s newer names of strings and lists, as all builds since 2.7 have.
+    # Older ones of one version differ in it. None for TensorFlow.
     cxx11_abi: bool | None = None
 
     @property
@@ -178,12 +162,9 @@ class Tool:
 def find_tool(
     *candidates: str, version_flag: str = "--version", path: str | None = None
 ) -> Tool | None:
-    """The first candidate that exists and prints its version; None if there is none.
+    """The first of some programs that exists and prints its version; None if there is none.
 
-    Args:
-        candidates: names or paths of programs.
-        version_flag: the option that prints the version.
-        path: folders to search, as in PATH; None means :func:`tool_path`.
+    ``path`` has the folders to search, as in PATH; None means :func:`tool_path`.
     """
     for candidate in candidates:
         program = shutil.which(candidate, path=path or tool_path())
@@ -207,18 +188,11 @@ def tool_path(*, scripts_first: bool = True) -> str:
 
 @dataclass(frozen=True)
 class Mpi:
-    """An MPI to build against.
+    """An MPI to build against: this environment's mpich package, or the system's MPI."""
 
-    Attributes:
-        package: True for the mpich package of this environment, which needs no ``mpirun``. False
-            for the system's MPI.
-        version: its version.
-        library: the folder of the mpich package's library; None for the system's MPI.
-    """
-
-    package: bool
+    package: bool  # which needs no mpirun
     version: str
-    library: Path | None = None
+    library: Path | None = None  # the folder of the package's library
 
 
 def find_mpich() -> Mpi | None:

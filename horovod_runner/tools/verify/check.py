@@ -19,30 +19,20 @@ _CPU_RANKS = 2
 
 
 class VerifyReading(msgspec.Struct, frozen=True, tag="reading"):
-    """One thing that a check saw, beside what it expected.
-
-    Attributes:
-        expected: empty if nothing was.
-        ok: whether the two agree; None if it is only shown.
-    """
+    """One thing that a check saw, beside what it expected."""
 
     name: str
     seen: str
     expected: str = ""
-    ok: bool | None = None
+    ok: bool | None = None  # whether the two agree; None if it is only shown
 
 
 class VerifyCase(msgspec.Struct, frozen=True):
-    """What a check is run with.
-
-    Attributes:
-        quick: whether to use tiny sizes. Speeds mean nothing then, and are not judged.
-        folder: an empty folder for files.
-    """
+    """What a check is run with."""
 
     machine: ThisMachine
-    quick: bool
-    folder: str
+    quick: bool  # whether to use tiny sizes. Speeds mean nothing then, and are not judged
+    folder: str  # an empty folder for files
 
     def ranks(self, framework: str = "torch") -> int:
         """How many ranks use all GPUs, one each; two on CPUs."""
@@ -70,35 +60,23 @@ decode_case: Final = msgspec.json.Decoder(VerifyCase).decode
 
 @dataclass(frozen=True)
 class Needs:
-    """What a check needs.
-
-    Attributes:
-        several: needs two ranks with a GPU each, or a machine without GPUs.
-        frameworks: those that it trains with, with Horovod for them.
-        packages: of :data:`~horovod_runner.tools.verify.machine.PACKAGES`.
-    """
+    """What a check needs."""
 
     gpus: int = 0
-    several: bool = False
-    frameworks: tuple[str, ...] = ("torch",)
-    packages: tuple[str, ...] = ()
+    several: bool = False  # two ranks with a GPU each, or a machine without GPUs
+    frameworks: tuple[str, ...] = ("torch",)  # with Horovod for them
+    packages: tuple[str, ...] = ()  # of machine.PACKAGES
 
 
 @dataclass(frozen=True)
 class VerifyCheck:
-    """A claim, and what shows whether it is true.
+    """A claim, and what shows whether it is true."""
 
-    Attributes:
-        page: where the docs say so: a page, and a heading in it.
-        limit: seconds after which it is ended, and has failed.
-        function: yields the readings. It runs in a process of its own, and may start ranks.
-        needs: what it needs; otherwise it is skipped.
-    """
-
-    page: str
-    limit: float
+    page: str  # where the docs say so: a page, and a heading in it
+    limit: float  # seconds after which it is ended, and has failed
+    # Yields the readings. It runs in a process of its own, and may start ranks.
     function: Callable[[VerifyCase], Iterable[VerifyReading]]
-    needs: Needs
+    needs: Needs  # otherwise it is skipped
 
     @property
     def name(self) -> str:

@@ -23,35 +23,22 @@ PACKAGES: Final = {
 
 
 class Gpu(msgspec.Struct, frozen=True):
-    """A GPU that the checks may use.
+    """A GPU that the checks may use."""
 
-    Attributes:
-        device: as in CUDA_VISIBLE_DEVICES.
-        uuid: as nvidia-smi shows it, "GPU-..."; empty if it is not known.
-    """
-
-    device: str
-    uuid: str = ""
+    device: str  # as in CUDA_VISIBLE_DEVICES
+    uuid: str = ""  # as nvidia-smi shows it, "GPU-..."; empty if it is not known
     name: str = ""
 
 
 class ThisMachine(msgspec.Struct, frozen=True):
-    """A machine as far as checks ask.
+    """A machine as far as checks ask."""
 
-    Attributes:
-        gpus: in the order of CUDA_VISIBLE_DEVICES.
-        frameworks: those that are installed, with Horovod's library for each.
-        packages: those of :data:`PACKAGES` that can be imported.
-        nccl: the version of NCCL; empty if it was not found.
-        cores: how many this process may use.
-    """
-
-    gpus: tuple[Gpu, ...] = ()
-    frameworks: tuple[toolchain.Framework, ...] = ()
-    packages: tuple[str, ...] = ()
-    nccl: str = ""
+    gpus: tuple[Gpu, ...] = ()  # in the order of CUDA_VISIBLE_DEVICES
+    frameworks: tuple[toolchain.Framework, ...] = ()  # those that are installed
+    packages: tuple[str, ...] = ()  # those of PACKAGES that can be imported
+    nccl: str = ""  # its version
     host: str = ""
-    cores: int = 1
+    cores: int = 1  # how many this process may use
 
     def has_nccl(self, name: str) -> bool:
         """Whether Horovod reduces a framework's tensors on this machine's GPUs."""

@@ -26,23 +26,16 @@ _PATIENCE: Final = 20.0  # seconds for a check that was interrupted: it ends its
 
 
 class CheckResult(msgspec.Struct, frozen=True):
-    """How a check went.
-
-    Attributes:
-        status: "failed" if a reading is not as expected, or if the check did not get to its end.
-        readings: what it saw, to the end or until then.
-        reason: why it was skipped, or why it did not get to its end; otherwise empty.
-        output: the end of what it and its ranks printed, if it failed; and a traceback.
-    """
+    """How a check went."""
 
     name: str
     claim: str
     page: str
-    status: Status
+    status: Status  # "failed": a reading is not as expected, or it did not get to its end
     readings: tuple[VerifyReading, ...] = ()
-    reason: str = ""
+    reason: str = ""  # why it was skipped, or did not get to its end
     seconds: float = 0.0
-    output: str = ""
+    output: str = ""  # the end of what it and its ranks printed, if it failed; and a traceback
 
 
 def ends(process: subprocess.Popen[bytes], limit: float) -> bool:

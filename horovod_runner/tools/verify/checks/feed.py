@@ -29,24 +29,16 @@ _QUICK: Final = FeedSize(256, 48, 16)
 
 
 class Fed(NamedTuple):
-    """What a rank measured.
+    """What a rank measured."""
 
-    Attributes:
-        devices: the devices of the batches.
-        wrong: how many numbers of two epochs were wrong when they were read on the device at once,
-            in the second one on another stream.
-        rows: the numbers of the rows of an epoch.
-        copies: the kinds of copies to the GPU that torch's profiler saw, with how many there were.
-        fed: the median seconds of a step with batches of the dataset.
-        plain: the same with one batch that stays on the device.
-    """
-
-    devices: set[str]
+    devices: set[str]  # of the batches
+    # How many numbers of two epochs were wrong when they were read on the device at once, in the
+    # second one on another stream.
     wrong: int
-    rows: list[int]
-    copies: dict[str, int]
-    fed: float
-    plain: float
+    rows: list[int]  # the numbers of the rows of an epoch
+    copies: dict[str, int]  # how many to the GPU torch's profiler saw, by their kinds
+    fed: float  # the median seconds of a step with batches of the dataset
+    plain: float  # the same with one batch that stays on the device
 
 
 @check("howto/gpu.md#how-fast", 120, Needs(packages=("pyarrow",)))

@@ -17,23 +17,14 @@ _TENSORFLOW: Final = Needs(gpus=1, frameworks=("tensorflow",))
 
 
 class Device(NamedTuple):
-    """What a rank sees of the GPUs.
-
-    Attributes:
-        local_rank: the rank's number on its host.
-        early: whether CUDA had started before the rank's code used it.
-        gpus: how many the framework sees.
-        current: the number of the device that code without a number uses; -1 without one.
-        uuid: of that device, without "GPU-"; empty if the framework does not say it.
-        total: a sum over all ranks of rank + 1, on that device.
-    """
+    """What a rank sees of the GPUs."""
 
     local_rank: int
-    early: bool
-    gpus: int
-    current: int
-    uuid: str
-    total: float
+    early: bool  # whether CUDA had started before the rank's code used it
+    gpus: int  # how many the framework sees
+    current: int  # the number of the device that code without a number uses; -1 without one
+    uuid: str  # of that device, without "GPU-"; empty if the framework does not say it
+    total: float  # the sum over all ranks of rank + 1, on that device
 
 
 def torch_device(pin: bool, on_cpu: bool = False) -> Device:

@@ -13,20 +13,13 @@ _ROWS: Final = 32  # of a rank
 
 
 class Sharded(NamedTuple):
-    """What a rank saw.
+    """What a rank saw."""
 
-    Attributes:
-        device: the type of the device of its part of the weights.
-        part, weights: how many weights it holds, and how many there are.
-        losses: by step, averaged over the ranks.
-        expected: the same of a model that is not sharded, trained with all ranks' rows.
-    """
-
-    device: str
-    part: int
-    weights: int
-    losses: list[float]
-    expected: list[float]
+    device: str  # the type of the device of its part of the weights
+    part: int  # how many weights it holds
+    weights: int  # how many there are
+    losses: list[float]  # by step, averaged over the ranks
+    expected: list[float]  # of a model that is not sharded, trained with all ranks' rows
 
 
 @check("howto/gpu.md#other-libraries", 120)

@@ -30,17 +30,11 @@ _QUICK: Final = TrainingSize(8, 2, 32, 1, 2)
 
 
 class TrainedRank(NamedTuple):
-    """What a rank measured.
+    """What a rank measured."""
 
-    Attributes:
-        seconds: the median seconds of a step, by system.
-        losses: those of the first and a later step, by system.
-        spread: by how much the weights of the Horovod model differ between the ranks, at most.
-    """
-
-    seconds: dict[str, float]
-    losses: dict[str, tuple[float, float]]
-    spread: float
+    seconds: dict[str, float]  # the median seconds of a step, by system
+    losses: dict[str, tuple[float, float]]  # of the first and a later step, by system
+    spread: float  # by how much the weights of the Horovod model differ between ranks, at most
 
 
 @check("howto/gpu.md#how-fast", 180)
