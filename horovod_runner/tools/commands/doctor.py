@@ -67,7 +67,7 @@ def _doctor(options: argparse.Namespace) -> int:
     if options.json:
         with stdout_to_stderr():
             findings = iter([*findings])
-    return report(findings, as_json=options.json, say=print, verdict=verdict)
+    return report(findings, as_json=options.json, verdict=verdict)
 
 
 def examine(master: str | None = None) -> Iterator[DoctorFinding]:
@@ -314,11 +314,7 @@ def _slots(
 
 
 def report(
-    findings: Iterable[DoctorFinding],
-    *,
-    as_json: bool,
-    say: Callable[[str], None],
-    verdict: str = "Everything works.",
+    findings: Iterable[DoctorFinding], *, as_json: bool, verdict: str = "Everything works."
 ) -> int:
     """Print the findings as they come; returns the exit status, 1 if something is wrong."""
     seen = []
@@ -328,14 +324,14 @@ def report(
         if not as_json:
             first_line = finding.detail.splitlines()[0] if finding.detail else ""
             line = f"{finding.status:<6}  {finding.name:<{_NAME_WIDTH}}  {first_line}"
-            say(broken(line, width, _NAME_WIDTH + 10))
+            print(broken(line, width, _NAME_WIDTH + 10))
     wrong = [finding for finding in seen if finding.status == "wrong"]
     if as_json:
-        say(json.dumps({"ok": not wrong, "findings": [asdict(f) for f in seen]}, indent=2))
+        print(json.dumps({"ok": not wrong, "findings": [asdict(f) for f in seen]}, indent=2))
     else:
-        say("")
+        print()
         for finding in wrong:
-            say(broken(f"{finding.name}: {finding.advice}", width))
+            print(broken(f"{finding.name}: {finding.advice}", width))
         if not wrong:
-            say(verdict)
+            print(verdict)
     return 1 if wrong else 0

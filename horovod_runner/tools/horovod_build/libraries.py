@@ -40,7 +40,7 @@ _EXPECTED = re.compile(
 
 @dataclass(frozen=True)
 class LibraryNeeds:
-    """What shared libraries need of the machine that loads them."""
+    """What shared libraries need of the machine that loads them, as a wheel's record says it."""
 
     glibc: str  # the oldest C library that they load with, as "2.35"
     symbols: dict[str, str]  # the newest symbol version of each kind, as {"GLIBC": "2.34"}

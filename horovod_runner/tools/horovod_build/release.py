@@ -212,18 +212,15 @@ def _record(
         python=python_tag(),
         python_version=platform.python_version(),
         machine=platform.machine(),
-        glibc=found.glibc,
-        symbols=found.symbols,
-        libraries=found.libraries,
         frameworks={f.name: BuiltFor(f.version, f.cuda, f.cxx11_abi) for f in plan.frameworks},
         gpu=gpu,
         mpich=plan.mpi.version if plan.mpi else None,
         processor_flags=arch_flags(),
         flags=dict(sorted(build_flags(plan).items())),
-        compiler=found.compiler,
         cmake=cmake.version if cmake else "unknown",
         system=f"{_system()}, {' '.join(platform.libc_ver())}",
         container=container,
+        **vars(found),
     )
 
 
