@@ -29,8 +29,7 @@ def add(commands: Any) -> None:
         "run",
         nargs="?",
         metavar="RUN",
-        help="its id as ps or --list shows it, the start of the id, or the path or URL "
-        "of a record "
+        help="its id as ps or --list shows it, the start of the id, or the path or URL of a record "
         "(default: the latest run)",
     )
     report.add_argument(

@@ -57,7 +57,7 @@ class _AskedDriver:
     """A driver that is asked, and its answers."""
 
     asked: float = 0.0
-    since: float | None = None  # the first question without an answer
+    since: float | None = None  # when the first question without an answer was asked
     before: object = None  # the version of its log at that question
     log: LogReader | None = None
     view: Live | None = None
