@@ -57,10 +57,8 @@ def hello(framework: str, np: int, spark: SparkSession | None = None) -> list[Gr
         HorovodRunnerError: as :meth:`horovod_runner.HorovodRunner.run`.
         ImportError: Horovod was not built for the framework.
     """
-    short_of_gpus = np < 0 and len(visible_gpus()) < -np
-    gpus = 0 if short_of_gpus else None
-    cluster = ClusterConfig(spark=spark)
-    runner = HorovodRunner(np=np, gpus_per_rank=gpus, cluster_config=cluster)
+    gpus = 0 if np < 0 and len(visible_gpus()) < -np else None
+    runner = HorovodRunner(np=np, gpus_per_rank=gpus, cluster_config=ClusterConfig(spark=spark))
     # The frameworks print a lot; a failure is reported by the exception.
     with redirect_stdout(io.StringIO()) as shown, redirect_stderr(io.StringIO()):
         try:
