@@ -35,22 +35,15 @@ class HelloError(HorovodRunnerError):
 
 @dataclass(frozen=True)
 class Greeting:
-    """What one rank reports.
-
-    Attributes:
-        total: the sum over all ranks of rank + 1, as this rank received it; NaN if a larger message
-            brought other numbers.
-        device: "cpu", or the GPU's name where the reduction ran on it.
-        wrong: the sizes of messages that brought other numbers.
-    """
+    """What one rank reports."""
 
     rank: int
     size: int
     local_rank: int
     host: str
-    total: float
-    device: str
-    wrong: tuple[str, ...] = ()
+    total: float  # the sum over all ranks of rank + 1, as received; NaN if sizes brought others
+    device: str  # "cpu", or the GPU's name where the reduction ran on it
+    wrong: tuple[str, ...] = ()  # the sizes of messages that brought other numbers
 
 
 def hello(framework: str, np: int, spark: SparkSession | None = None) -> list[Greeting]:
@@ -64,10 +57,8 @@ def hello(framework: str, np: int, spark: SparkSession | None = None) -> list[Gr
         HorovodRunnerError: as :meth:`horovod_runner.HorovodRunner.run`.
         ImportError: Horovod was not built for the framework.
     """
-    short_of_gpus = np < 0 and len(visible_gpus()) < -np
-    gpus = 0 if short_of_gpus else None
-    cluster = ClusterConfig(spark=spark)
-    runner = HorovodRunner(np=np, gpus_per_rank=gpus, cluster_config=cluster)
+    gpus = 0 if np < 0 and len(visible_gpus()) < -np else None
+    runner = HorovodRunner(np=np, gpus_per_rank=gpus, cluster_config=ClusterConfig(spark=spark))
     # The frameworks print a lot; a failure is reported by the exception.
     with redirect_stdout(io.StringIO()) as shown, redirect_stderr(io.StringIO()):
         try:
@@ -120,13 +111,7 @@ def _tensorflow() -> list[Greeting]:
 
 
 def _greet(hvd: Any, reduce: Callable[[int], tuple[float, float]], device: str) -> list[Greeting]:
-    """Sum a message of each size, and return all ranks' greetings.
-
-    Args:
-        hvd: Horovod for a framework.
-        reduce: sums so many numbers, and returns the first and the last sum.
-        device: as in the greeting.
-    """
+    """Sum a message of each size with ``reduce``, which returns the first and the last sum."""
     sums = {}
     for name, count in COUNTS.items():
         log_to_driver(f"{_BEGINS} summed {name}")

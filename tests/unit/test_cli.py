@@ -71,7 +71,7 @@ def test_the_report_ends_with_what_to_do_or_is_json(capsys: pytest.CaptureFixtur
         DoctorFinding("MPI", "absent", "not found"),
         DoctorFinding("Horovod", "wrong", "not installed", "run: horovod-runner install"),
     ]
-    assert doctor.report(findings, as_json=False, say=print) == 1
+    assert doctor.report(findings, as_json=False) == 1
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[:2] for line in lines[:3]] == [
         ["ok", "Python"],
@@ -79,9 +79,9 @@ def test_the_report_ends_with_what_to_do_or_is_json(capsys: pytest.CaptureFixtur
         ["wrong", "Horovod"],
     ]
     assert lines[-1] == "Horovod: run: horovod-runner install"
-    assert doctor.report(findings[:2], as_json=False, say=print) == 0
+    assert doctor.report(findings[:2], as_json=False) == 0
     assert capsys.readouterr().out.endswith("Everything works.\n")
-    assert doctor.report([DoctorFinding("GPUs", "ok", "1\n2")], as_json=True, say=print) == 0
+    assert doctor.report([DoctorFinding("GPUs", "ok", "1\n2")], as_json=True) == 0
     assert json.loads(capsys.readouterr().out) == {
         "ok": True,
         "findings": [{"name": "GPUs", "status": "ok", "detail": "1\n2", "advice": ""}],

@@ -17,7 +17,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -46,26 +45,16 @@ class Machine:
     mpich: Mpi | None = None
     architectures: str | None = None
 
-    def find_framework(self, name: str) -> Framework | None:
-        return next((found for found in self.frameworks if found.name == name), None)
-
-    def find_cuda_home(self) -> Path | None:
-        return self.cuda
-
-    def find_nccl(self) -> Nccl | None:
-        return self.nccl
-
-    def find_system_mpi(self) -> Mpi | None:
-        return self.system
-
-    def find_mpich(self) -> Mpi | None:
-        return self.mpich
-
-    def wanted_architectures(self) -> str | None:
-        return self.architectures
-
     def plan(self, frameworks: list[str] | None = None, **options: Any) -> BuildPlan:
-        return make_plan(frameworks, tools=self, **options)
+        by_name = {framework.name: framework for framework in self.frameworks}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(toolchain, "find_framework", lambda name, **_: by_name.get(name))
+            patch.setattr(toolchain, "find_cuda_home", lambda: self.cuda)
+            patch.setattr(toolchain, "find_nccl", lambda: self.nccl)
+            patch.setattr(toolchain, "find_system_mpi", lambda: self.system)
+            patch.setattr(toolchain, "find_mpich", lambda: self.mpich)
+            patch.setattr(toolchain, "wanted_architectures", lambda: self.architectures)
+            return make_plan(frameworks, **options)
 
 
 @pytest.fixture
@@ -231,19 +220,23 @@ def test_a_missing_prerequisite_is_a_one_line_error(
     version = toolchain.distribution_version
     changes: dict[str, dict[str, Callable[..., Any]]] = {
         "find_compiler": {"find_compiler": lambda: None},
-        "make": {"find_tool": lambda *_: None},
+        "make": {
+            "find_compiler": lambda: toolchain.Tool("c++", "14"),
+            "find_tool": lambda *_: None,
+        },
         "cmake": {"find_cmake": lambda: None},
         "cmake 3.18": {"find_cmake": lambda: toolchain.Tool("/usr/bin/cmake", "3.9.1")},
         "packaging": {"distribution_version": lambda name: version(name.replace(missing, "-"))},
     }
-    tools: Any = SimpleNamespace(**{**vars(toolchain), **changes.get(missing, {})})
+    for name, function in changes.get(missing, {}).items():
+        monkeypatch.setattr(toolchain, name, function)
     if missing == "header":
         monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
     if missing == "disk":
         usage = shutil.disk_usage(tmp_path)._replace(free=1 << 20)
         monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     with pytest.raises(InstallError, match=text) as caught:
-        build.check_prerequisites(tmp_path, tools)
+        build.check_prerequisites(tmp_path)
     assert "\n" not in str(caught.value)
 
 

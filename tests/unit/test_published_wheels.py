@@ -86,8 +86,8 @@ def the_record(folder: Path) -> Provenance:
 def take(folder: object, wanted: fit.Wish, setting: str = "--wheels") -> tuple[Any, list[str]]:
     said: list[str] = []
     found = install.find_published_wheel(Place(str(folder), setting), wanted, said.append)
-    assert found is None or file_sha256(found.path) == found.sha256
-    return found and found.path, said
+    assert found is None or file_sha256(found[0]) == found[1]
+    return found and found[0], said
 
 
 def here(*frameworks: Framework) -> fit.Wish:

@@ -438,19 +438,16 @@ def test_devices_of_both_backends_are_understood(device: str) -> None:
 # How checks run.
 
 
-def run(
-    *checks: VerifyCheck, on: ThisMachine = TWO_GPUS, times: session.CheckTimes | None = None
-) -> list[session.CheckResult]:
-    variables = {"CUDA_VISIBLE_DEVICES": "0,1"}
+def run(*checks: VerifyCheck, **options: Any) -> list[session.CheckResult]:
     begun: list[str] = []
     results = list(
         session.run(
             checks,
-            on,
+            TWO_GPUS,
             quick=True,
-            variables=variables,
+            variables={"CUDA_VISIBLE_DEVICES": "0,1"},
             begin=lambda each: begun.append(each.name),
-            times=times,
+            **options,
         )
     )
     assert begun == [result.name for result in results if result.status != "skipped"]
@@ -506,24 +503,21 @@ def sign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-class UntilItHangs(session.CheckTimes):
-    """The time of a check is over when it hangs."""
-
-    def ends(self, process: subprocess.Popen[bytes], limit: float) -> bool:
-        while not Path(os.environ["HANGS"]).exists() and process.poll() is None:
-            time.sleep(0.02)
-        return process.poll() is not None
+def until_it_hangs(process: subprocess.Popen[bytes], limit: float) -> bool:
+    while not Path(os.environ["HANGS"]).exists() and process.poll() is None:
+        time.sleep(0.02)
+    return process.poll() is not None
 
 
 def test_a_check_that_hangs_is_interrupted(sign: Path) -> None:
-    (result,) = run(verify_checks.hanging, times=UntilItHangs())
+    (result,) = run(verify_checks.hanging, wait=until_it_hangs)
     assert result.reason == "it was ended because it took longer than 60 s"
     assert verdicts(result.readings) == [True]
     assert sign.read_text() == "interrupted"
 
 
 def test_a_check_that_does_not_end_is_killed_with_its_children(sign: Path) -> None:
-    (result,) = run(verify_checks.stubborn, times=UntilItHangs(0.2))
+    (result,) = run(verify_checks.stubborn, wait=until_it_hangs, patience=0.2)
     assert result.reason == "it was ended because it took longer than 60 s"
     with suppress(psutil.NoSuchProcess):
         child = psutil.Process(int(sign.read_text()))

@@ -13,10 +13,10 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from horovod_runner import __version__
@@ -28,13 +28,11 @@ from horovod_runner.host.folders.opening import open_folder
 from horovod_runner.launchers.sessions import open_session
 from horovod_runner.run.runner import HorovodRunner
 from horovod_runner.sinks.streams import stdout_to_stderr
-from horovod_runner.tools.commands.trial import Trial, new_removed, try_folder
+from horovod_runner.tools.commands.trial import DoctorFinding, new_removed, try_folder
 from horovod_runner.tools.horovod_build import toolchain
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-Status = Literal["ok", "absent", "wrong"]
 
 _NAME_WIDTH = 26
 
@@ -69,32 +67,11 @@ def _doctor(options: argparse.Namespace) -> int:
     if options.json:
         with stdout_to_stderr():
             findings = iter([*findings])
-    return report(findings, as_json=options.json, say=print, verdict=verdict)
-
-
-@dataclass(frozen=True)
-class DoctorFinding:
-    """One line of the report.
-
-    Attributes:
-        name: what was examined.
-        status: "ok", "absent" (and not needed), or "wrong".
-        detail: the version, count or error.
-        advice: how to fix it; empty unless something is wrong.
-    """
-
-    name: str
-    status: Status
-    detail: str
-    advice: str = ""
+    return report(findings, as_json=options.json, verdict=verdict)
 
 
 def examine(master: str | None = None) -> Iterator[DoctorFinding]:
-    """Check everything, and yield one finding after the other.
-
-    Args:
-        master: also count the slots of this Spark master, and run the hello job on it.
-    """
+    """Check everything, also the slots of a Spark master and the hello job on it."""
     yield DoctorFinding("horovod_runner", "ok", __version__)
     yield DoctorFinding("system", "ok", platform.platform())
     yield DoctorFinding("Python", "ok", f"{sys.version.split()[0]} at {sys.executable}")
@@ -103,17 +80,12 @@ def examine(master: str | None = None) -> Iterator[DoctorFinding]:
     yield _java(needed=spark is not None)
     yield _found("pyspark", spark)
     yield _found("pyarrow", toolchain.distribution_version("pyarrow"))
-    has_horovod = toolchain.distribution_version("horovod") is not None
-    frameworks = [
-        found
-        for name in toolchain.FRAMEWORKS
-        if (found := toolchain.find_framework(name, with_horovod=has_horovod))
-    ]
+    frameworks = toolchain.find_frameworks(toolchain.FRAMEWORKS, with_horovod=True)
     yield from _frameworks(frameworks)
     yield _found("keras", toolchain.distribution_version("keras"))
     yield from _gpus(frameworks)
     working = [framework for framework in frameworks if not framework.error]
-    if not has_horovod:
+    if toolchain.distribution_version("horovod") is None:
         yield DoctorFinding("Horovod", "wrong", "not installed", "run: horovod-runner install")
         return
     for framework in working:
@@ -124,19 +96,13 @@ def examine(master: str | None = None) -> Iterator[DoctorFinding]:
 
 
 def examine_folder(url: str, master: str | None = None) -> Iterator[DoctorFinding]:
-    """Try a folder that checkpoints or datasets are to go to.
-
-    Args:
-        url: a path, or a URL of fsspec.
-        master: also try it on an executor of this Spark master.
-    """
+    """Try a folder for checkpoints or datasets, also on an executor of a Spark master."""
     works = True
-    for check in try_folder(url):
-        works = works and not check.remedy
-        yield _finding(check)
-    if master is None or not works:
-        return
-    yield from _with_session(master, lambda spark: examine_folder_on_executor(url, spark))
+    for finding in try_folder(url):
+        works = works and finding.status != "wrong"
+        yield finding
+    if master is not None and works:
+        yield from _with_session(master, partial(examine_folder_on_executor, url))
 
 
 def _with_session(
@@ -154,11 +120,7 @@ def _with_session(
 
 
 def examine_folder_on_executor(url: str, spark: SparkSession) -> Iterator[DoctorFinding]:
-    """Try a folder as a rank: executors may have other rights and credentials than the driver.
-
-    Raises:
-        HorovodRunnerError: there is no slot, or the executor cannot run a rank.
-    """
+    """Try a folder as a rank: executors may have other rights and credentials than the driver."""
     folder, probe = open_folder(url), f".trial-{uuid4().hex[:8]}"
     cluster = ClusterConfig(spark=spark)
     runner = HorovodRunner(np=1, gpus_per_rank=0, progress=False, cluster_config=cluster)
@@ -168,25 +130,20 @@ def examine_folder_on_executor(url: str, spark: SparkSession) -> Iterator[Doctor
             path.mkdir(parents=True, exist_ok=True)
         folder.write(probe, b"")
         try:
-            checks = runner.run(_as_rank, url=url, probe=probe)
+            findings = runner.run(_as_rank, url=url, probe=probe)
         finally:
             folder.remove(probe)
-    if checks is None:
+    if findings is None:
         detail = "executors do not see it: ranks send their checkpoints to the driver"
         yield DoctorFinding("shared folder", "absent", detail)
         return
-    for check in checks:
-        yield _finding(check._replace(name=f"executor: {check.name}"))
+    for finding in findings:
+        yield replace(finding, name=f"executor: {finding.name}")
 
 
-def _as_rank(url: str, probe: str) -> list[Trial] | None:
+def _as_rank(url: str, probe: str) -> list[DoctorFinding] | None:
     """Try a folder in a rank; None if it is not the driver's folder."""
     return None if open_folder(url).size(probe) is None else list(try_folder(url))
-
-
-def _finding(check: Trial) -> DoctorFinding:
-    status: Status = "ok" if check.works else "wrong" if check.remedy else "absent"
-    return DoctorFinding(check.name, status, check.detail, check.remedy)
 
 
 def _found(name: str, detail: str | None, without: str = "not installed") -> DoctorFinding:
@@ -344,7 +301,7 @@ def _slots(
 ) -> Iterator[DoctorFinding]:
     from horovod_runner.launchers.spark import SparkLauncher
 
-    launcher = SparkLauncher(spark, None, _say_nothing, threading.Event())
+    launcher = SparkLauncher(spark, None, lambda _text: None, threading.Event())
     try:
         slots = launcher.slots(0)
     except HorovodRunnerError as error:
@@ -356,25 +313,10 @@ def _slots(
         yield _say_hello(f"{np} rank(s) on Spark", framework.name, np, spark)
 
 
-def _say_nothing(_text: str) -> None:
-    return
-
-
 def report(
-    findings: Iterable[DoctorFinding],
-    *,
-    as_json: bool,
-    say: Callable[[str], None],
-    verdict: str = "Everything works.",
+    findings: Iterable[DoctorFinding], *, as_json: bool, verdict: str = "Everything works."
 ) -> int:
-    """Print the findings as they come; returns the exit status, 1 if something is wrong.
-
-    Args:
-        findings: of :func:`examine` or :func:`examine_folder`.
-        as_json: whether to print one JSON object at the end.
-        say: prints a line.
-        verdict: the last line if nothing is wrong.
-    """
+    """Print the findings as they come; returns the exit status, 1 if something is wrong."""
     seen = []
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
     for finding in findings:
@@ -382,14 +324,14 @@ def report(
         if not as_json:
             first_line = finding.detail.splitlines()[0] if finding.detail else ""
             line = f"{finding.status:<6}  {finding.name:<{_NAME_WIDTH}}  {first_line}"
-            say(broken(line, width, _NAME_WIDTH + 10))
+            print(broken(line, width, _NAME_WIDTH + 10))
     wrong = [finding for finding in seen if finding.status == "wrong"]
     if as_json:
-        say(json.dumps({"ok": not wrong, "findings": [asdict(f) for f in seen]}, indent=2))
+        print(json.dumps({"ok": not wrong, "findings": [asdict(f) for f in seen]}, indent=2))
     else:
-        say("")
+        print()
         for finding in wrong:
-            say(broken(f"{finding.name}: {finding.advice}", width))
+            print(broken(f"{finding.name}: {finding.advice}", width))
         if not wrong:
-            say(verdict)
+            print(verdict)
     return 1 if wrong else 0

@@ -18,7 +18,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -105,18 +104,10 @@ def install(
 ) -> None:
     """Build Horovod for this environment's frameworks, install it, and test an allreduce.
 
-    Args:
-        frameworks: see :func:`horovod_runner.tools.horovod_build.plan.make_plan`.
-        gpu: see there.
-        mpi: see there.
-        rebuild: build even if there is a wheel that fits.
-        shared: a path or URL with wheels, see :func:`find_published_wheel` and
-            :func:`find_or_build_wheel`. None means ``$HOROVOD_RUNNER_WHEELS``, for published
-            wheels alone.
-        say: called with each line of progress.
-
-    Raises:
-        InstallError: the plan, the wheel, pip's installation or the allreduce failed.
+    ``frameworks``, ``gpu`` and ``mpi`` are those of
+    :func:`horovod_runner.tools.horovod_build.plan.make_plan`; ``rebuild`` uses no existing wheel.
+    ``shared`` is a path or URL with wheels; None means ``$HOROVOD_RUNNER_WHEELS``, for published
+    wheels alone. ``say`` is called with each line of progress.
     """
     supported = find_frameworks(frameworks)
     place = _place(shared)
@@ -125,7 +116,8 @@ def install(
         wanted = fit.wish(supported, gpu, mpi, gpus=bool(visible_gpus()))
         published = find_published_wheel(place, wanted, say)
     if published:
-        pip_install(published.path, say, sha256=published.sha256)
+        wheel, sha256 = published
+        pip_install(wheel, say, sha256)
     else:
         plan = plan_for(supported, gpu, mpi)
         say(plan.describe())
@@ -137,14 +129,7 @@ def install(
 def pip_install(wheel: Path, say: Callable[[str], None], sha256: str | None = None) -> None:
     """Install a wheel and its requirements into this environment.
 
-    Args:
-        wheel: the wheel.
-        say: called if another process installs a wheel into this environment, which is waited for.
-        sha256: the digest of the wheel, which pip then checks of the bytes that it unpacks; None
-            checks nothing.
-
-    Raises:
-        InstallError: pip is missing or failed.
+    pip checks the digest, if there is one, of the bytes that it unpacks.
     """
     if find_spec("pip") is None:
         raise InstallError(
@@ -169,30 +154,10 @@ def _place(shared: str | None) -> Place | None:
     return Place(url, wheels.VARIABLE) if url else None
 
 
-@dataclass(frozen=True)
-class Published:
-    """A checked copy of a published wheel in this user's cache."""
-
-    path: Path
-    sha256: str
-
-
 def find_published_wheel(
     place: Place, wanted: fit.Wish, say: Callable[[str], None]
-) -> Published | None:
-    """Get the published wheel that fits from a folder or URL, or say why none does.
-
-    Args:
-        place: where the wheels are.
-        wanted: what the wheel is for.
-        say: called with a line about the wheel, or with those about the wheels that do not fit.
-
-    Returns:
-        A copy whose digest was checked; None if no wheel fits.
-
-    Raises:
-        InstallError: the place cannot be read, or the wheel does not match its digest.
-    """
+) -> tuple[Path, str] | None:
+    """Get the published wheel that fits, and its digest; say why and return None if none does."""
     records = wheels.published(place)
     if not records:
         # A folder that hosts share has no index: `install --wheels` needs none.
@@ -209,7 +174,7 @@ def find_published_wheel(
     shelf = cache_folder() / "wheels" / "published" / chosen.sha256
     copy = wheels.download(place, chosen, shelf)
     say(f"using {chosen.file} from {place.shown()}, SHA-256 {chosen.sha256[:16]}... checked")
-    return Published(copy, chosen.sha256)
+    return copy, chosen.sha256
 
 
 def find_or_build_wheel(
@@ -229,11 +194,6 @@ def find_or_build_wheel(
             it. None means no shared folder.
         say: called with each line of progress.
         build: builds a wheel, given the plan, the folder for it, and ``say``.
-
-    Raises:
-        InstallError: the cache cannot be written, the shared folder cannot be read or has a
-            damaged wheel, or the build failed, see
-            :func:`horovod_runner.tools.horovod_build.build.build_wheel`.
     """
     shelf = cache_folder() / "wheels" / plan.key()
     # Before the lock, which cannot be had in a cache that this user can only read.
@@ -305,16 +265,7 @@ def prove(
     say: Callable[[str], None],
     reduce: Callable[[str, int], list[Greeting]] | None = None,
 ) -> None:
-    """Allreduce a tensor over two ranks with each framework.
-
-    Args:
-        frameworks: those that Horovod was built for.
-        say: called with a line for each framework.
-        reduce: see :func:`horovod_runner.tools.hello.hello`; None: that function.
-
-    Raises:
-        InstallError: a rank has a wrong sum.
-    """
+    """Allreduce a tensor over two ranks with each framework."""
     from horovod_runner.tools.hello import expected_total, hello
 
     for framework in frameworks:

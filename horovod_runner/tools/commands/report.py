@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from horovod_runner.common.text import align_columns
+from horovod_runner.errors import HorovodRunnerError
 from horovod_runner.host.folders.folder import local_path
 from horovod_runner.results import registry, run_log, saved_run
 
@@ -28,8 +29,7 @@ def add(commands: Any) -> None:
         "run",
         nargs="?",
         metavar="RUN",
-        help="its id as ps or --list shows it, the start of the id, or the path or URL "
-        "of a record "
+        help="its id as ps or --list shows it, the start of the id, or the path or URL of a record "
         "(default: the latest run)",
     )
     report.add_argument(
@@ -55,12 +55,10 @@ def _report(options: argparse.Namespace) -> int:
     try:
         path = found.report(options.output)
     except OSError as error:
-        print(
-            f"horovod-runner: the page of run {found.run_id} cannot be written: {error}. Name a "
-            "file in a folder that exists and that you can write to: -o FILE",
-            file=sys.stderr,
-        )
-        return 1
+        raise HorovodRunnerError(
+            f"the page of run {found.run_id} cannot be written: {error}. Name a file in a folder "
+            "that exists and that you can write to: -o FILE"
+        ) from error
     if find_spec("matplotlib") is None:
         print(
             "horovod-runner: the page has no charts, because matplotlib is not installed: "

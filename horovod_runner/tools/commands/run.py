@@ -6,11 +6,11 @@ import argparse
 import ast
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from importlib import import_module, util
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from horovod_runner.common.options import StartedBy, grouped
 from horovod_runner.errors import CancelledError, GpuError, RankFailedError
@@ -19,9 +19,6 @@ from horovod_runner.run.runner import HorovodRunner
 from horovod_runner.tools.commands import run_options
 from horovod_runner.tools.commands.signals import sigterm_raises
 from horovod_runner.worker.script import Imported, Script
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 TERMINATED = 143  # a shell's convention: 128 plus the number of the signal
 
@@ -82,11 +79,7 @@ def _command(options: argparse.Namespace) -> int:
 
 
 def find_main(target: str, function: str | None) -> Callable[[], Any]:
-    """The function to run.
-
-    Args:
-        target: ``train.py``, ``train.py:main`` or ``package.module:main``.
-        function: the function's name, if ``target`` does not hold it.
+    """The function to run: of ``train.py``, ``train.py:main`` or ``package.module:main``.
 
     Raises:
         UsageError: there is no such file, module or function, or the file is not Python.
@@ -122,11 +115,7 @@ def find_main(target: str, function: str | None) -> Callable[[], Any]:
 
 
 def _check(source: str, where: str, function: str | None) -> None:
-    """Check that a file is Python and defines a function, without running it here.
-
-    Raises:
-        UsageError: it is not Python, or does not define the function.
-    """
+    """Check that a file is Python and defines a function, without running it here."""
     try:
         tree = ast.parse(source, where)
     except SyntaxError as error:
@@ -179,7 +168,13 @@ def run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
         ship = [import_module(name) for name in options.ship_modules]
     except ImportError as error:
         raise UsageError(f"--ship-modules: {error}") from error
-    with _session(options, script) as spark, sigterm_raises(Terminated()):
+    with ExitStack() as stack:
+        spark = None  # HorovodRunner finds one
+        if options.master is not None:
+            name = f"horovod-runner {Path(script).name}"
+            spark = open_session(options.master, name, options.conf)
+            stack.callback(spark.stop)
+        stack.enter_context(sigterm_raises(Terminated()))
         given = {"np": np, "spark": spark, "launcher": started_by, "ship_modules": ship}
         runner = HorovodRunner(**grouped({**run_options.chosen(options), **given}))
         return _run(runner, main)
@@ -211,11 +206,7 @@ def _run(runner: HorovodRunner, main: Callable[[], Any]) -> int:
 def _where(
     np: int | tuple[int, int] | None, master: str | None
 ) -> tuple[int | tuple[int, int], StartedBy]:
-    """The number of ranks, and what starts them.
-
-    Raises:
-        UsageError: the command line does not say.
-    """
+    """The number of ranks, and what starts them."""
     in_slurm = "SLURM_JOB_ID" in os.environ and master is None
     if np is None:
         if in_slurm:
@@ -232,19 +223,6 @@ def _where(
 
 def _is_above_0(np: int | tuple[int, int]) -> bool:
     return (np if isinstance(np, int) else np[0]) > 0
-
-
-@contextmanager
-def _session(options: argparse.Namespace, script: str) -> Iterator[SparkSession | None]:
-    """The session of ``--master``, stopped on exit; None lets HorovodRunner find one."""
-    if options.master is None:
-        yield None
-        return
-    session = open_session(options.master, f"horovod-runner {Path(script).name}", options.conf)
-    try:
-        yield session
-    finally:
-        session.stop()
 
 
 class Terminated(KeyboardInterrupt):

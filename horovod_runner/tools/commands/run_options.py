@@ -29,11 +29,7 @@ _NUMBERS: Final[dict[str, Callable[[str], Any]]] = {"int": int, "float": float}
 
 
 def pair(text: str) -> tuple[str, str]:
-    """NAME=VALUE, for argparse.
-
-    Raises:
-        ArgumentTypeError: it is not of that form.
-    """
+    """NAME=VALUE, for argparse."""
     name, equals, value = text.partition("=")
     if not (name and equals):
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
@@ -41,11 +37,7 @@ def pair(text: str) -> tuple[str, str]:
 
 
 def ranks_or_range(text: str) -> int | tuple[int, int]:
-    """N or LEAST:MOST, for argparse.
-
-    Raises:
-        ArgumentTypeError: it is neither.
-    """
+    """N or LEAST:MOST, for argparse."""
     least, colon, most = text.partition(":")
     try:
         return (int(least), int(most)) if colon else int(least)
@@ -84,12 +76,7 @@ def chosen(parsed: argparse.Namespace) -> dict[str, Any]:
 
 
 def suggest_flags(strays: Iterable[str], command: argparse.ArgumentParser) -> str:
-    """Return what unknown arguments of a command probably stand for; empty without a suggestion.
-
-    Args:
-        strays: the unknown arguments.
-        command: the command's parser.
-    """
+    """Return what unknown arguments of a command probably stand for; empty without a suggestion."""
     # The help has a line for each option: "  -o, --output FILE  the file to write".
     listed = re.findall(r"^  (-.*?)(?:  |$)", command.format_help(), re.MULTILINE)
     flags = re.findall(r"(?<!\S)-[\w-]+", " ".join(listed))

@@ -44,50 +44,28 @@ _LIST_SHARE: Final = 20  # listing takes long where there are many processes: it
 
 
 class Seen(msgspec.Struct):
-    """A run as far as it can be seen from here.
-
-    Attributes:
-        problem: why there is no view of it, or only an old one; empty if all is well.
-        live: what it was doing when its driver wrote its log last; None before that.
-        entry: what its driver wrote at the begin; None if only processes are left.
-    """
+    """A run as far as it can be seen from here."""
 
     run_id: str
-    problem: str
-    live: Live | None
-    entry: Entry | None
+    problem: str  # why there is no view of it, or only an old one; empty if all is well
+    live: Live | None  # what it was doing when its driver wrote its log last
+    entry: Entry | None  # what its driver wrote at the begin; None if only processes are left
 
 
 @dataclass
 class _AskedDriver:
-    """A driver that is asked, and its answers.
-
-    Attributes:
-        asked: when it was asked last.
-        since: when the first question without an answer was asked; None if there is none.
-        before: what its log was like then.
-        log: its log, as far as it was read.
-        view: what its run was doing when it wrote the log last.
-        unreadable: why its log cannot be read; empty if it can be.
-    """
+    """A driver that is asked, and its answers."""
 
     asked: float = 0.0
-    since: float | None = None
-    before: object = None
+    since: float | None = None  # when the first question without an answer was asked
+    before: object = None  # the version of its log at that question
     log: LogReader | None = None
     view: Live | None = None
-    unreadable: str = ""
+    unreadable: str = ""  # why its log cannot be read
 
 
 class Watch:
-    """Asks the drivers of this machine's runs, and reads their answers.
-
-    Args:
-        run: the id of a run, or the start of it; None: all runs.
-        find: returns the runs of this machine.
-        once_seconds: how long :meth:`once` waits for answers.
-        quiet_seconds: from when on a driver without an answer is called so.
-        clock: seconds of a clock that nobody sets.
+    """Asks the drivers of this machine's runs, or of one run, and reads their answers.
 
     Raises:
         HorovodRunnerError: no run has such an id, or several have.
@@ -109,9 +87,7 @@ class Watch:
         self._only = None if run is None else registry.find_one(find(), run).run_id
         self._listed: list[ListedRun] = []
         self._list_at = 0.0
-        self._drivers: defaultdict[str, _AskedDriver] = defaultdict(
-            _AskedDriver
-        )  # by the runs' ids
+        self._drivers = defaultdict[str, _AskedDriver](_AskedDriver)  # by the runs' ids
 
     def ask(self) -> None:
         """Ask all drivers what their runs are doing now."""
@@ -211,17 +187,15 @@ class Watch:
         if asked.since is None:
             return "" if asked.view else "does not listen: its run begins or ends now"
         waited = self._clock() - asked.since
-        return _why_silent(pid, waited) if waited >= self._quiet_seconds else ""
-
-
-def _why_silent(pid: int, seconds: float) -> str:
-    with suppress(psutil.Error):
-        if psutil.Process(pid).status() == psutil.STATUS_STOPPED:
-            return "is stopped, by SIGSTOP or Ctrl-Z"
-    return (
-        f"has not answered for {duration_text(seconds)}: it is very busy, or its horovod_runner is "
-        "older than this command"
-    )
+        if waited < self._quiet_seconds:
+            return ""
+        with suppress(psutil.Error):
+            if psutil.Process(pid).status() == psutil.STATUS_STOPPED:
+                return "is stopped, by SIGSTOP or Ctrl-Z"
+        return (
+            f"has not answered for {duration_text(waited)}: it is very busy, or its "
+            "horovod_runner is older than this command"
+        )
 
 
 def add(commands: Any) -> None:

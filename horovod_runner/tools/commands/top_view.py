@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from horovod_runner.common.text import bytes_text, duration_text, rate_text
+from horovod_runner.common.text import bytes_text, count_text, duration_text, rate_text
 from horovod_runner.results.live import Live, LiveRank, Others, Shares
 
 if TYPE_CHECKING:
@@ -77,12 +77,7 @@ class Legend:
 
 @dataclass(frozen=True)
 class _View:
-    """What is shown of runs.
-
-    Args:
-        runs: the runs.
-        height: the lines that there are; None: any number.
-    """
+    """What is shown of runs, in some lines or in any number."""
 
     runs: Sequence[Seen]
     height: int | None = None
@@ -96,11 +91,14 @@ class Overview(_View):
     ) -> Iterator[RenderableType]:
         if len(self.runs) == 1:
             yield Detail(self.runs, self.height)
-        elif not self.runs:
+            return
+        if not self.runs:
             yield Text("no runs")
         room = float("inf") if self.height is None else self.height - 1
-        for number, seen in enumerate(self.runs if len(self.runs) > 1 else ()):
-            block = [Text()] * bool(number) + [*_head(seen), *_last_line(seen)]
+        for number, seen in enumerate(self.runs):
+            block = [Text()] * bool(number) + [*_head(seen)]
+            if seen.live is not None:
+                block += [_cut(line, "dim") for line in seen.live.lines[-1:]]
             room -= _height(block, console, options)
             if room < 0 and number:
                 left = len(self.runs) - number
@@ -140,7 +138,11 @@ def _body(live: Live, room: int | None, *, wide: bool) -> Iterator[RenderableTyp
         yield from _ranks(ranks, others, len(live.ranks) - len(ranks), wide=wide)
     if lines:
         yield Text()
-        yield from (Text(line, no_wrap=True, overflow="ellipsis") for line in lines)
+        yield from map(_cut, lines)
+
+
+def _cut(line: str, style: str = "") -> Text:
+    return Text(line, style, no_wrap=True, overflow="ellipsis")
 
 
 def _height(shown: Sequence[RenderableType], console: Console, options: ConsoleOptions) -> int:
@@ -162,7 +164,7 @@ def _head(seen: Seen) -> Iterator[RenderableType]:
     if seen.problem:
         yield Text(f"as of {duration_text(live.elapsed)}: {seen.problem}", "yellow")
     if live.error:
-        yield Text(live.error, "red", no_wrap=True, overflow="ellipsis")
+        yield _cut(live.error, "red")
     if live.size:
         yield _pace(live)
     if live.shares is not None:
@@ -175,7 +177,7 @@ def _head(seen: Seen) -> Iterator[RenderableType]:
 
 
 def _title(live: Live) -> Text:
-    ranks = f"{live.size:,} rank{'s' * (live.size != 1)}" if live.size else f"np={live.np}"
+    ranks = count_text(live.size, "rank") if live.size else f"np={live.np}"
     title = Text.assemble(
         (live.run_id, "bold"),
         f"  {live.main}  ",
@@ -208,11 +210,6 @@ def _pace(live: Live) -> RenderableType:
     return grid
 
 
-def _last_line(seen: Seen) -> Iterator[Text]:
-    if seen.live is not None and seen.live.lines:
-        yield Text(seen.live.lines[-1], "dim", no_wrap=True, overflow="ellipsis")
-
-
 def _ranks(
     ranks: Sequence[LiveRank], others: Others | None, left_out: int, *, wide: bool
 ) -> Iterator[Table | Text]:
@@ -230,27 +227,15 @@ def _ranks(
     table.add_column("memory", justify="right", no_wrap=True)
     table.add_column("cores", justify="right", no_wrap=True)
     for rank in ranks:
-        table.add_row(*_rank_row(rank, wide=wide))
+        process = [str(rank.pid or "")] * wide
+        measured = _measured(rank, wide=wide)
+        table.add_row(str(rank.rank), rank.host, *process, *measured, rank.cores)
     if others is not None:
-        table.add_row(*_others_row(others, wide=wide), style="dim")
+        measured = _measured(others, wide=wide)
+        table.add_row(f"{others.count:,}", "others", *[""] * wide, *measured, style="dim")
     yield table
     if left_out:
         yield Text(f"and {left_out} more, for which there is no room", "dim")
-
-
-def _rank_row(rank: LiveRank, *, wide: bool) -> Iterator[RenderableType]:
-    yield from (str(rank.rank), rank.host)
-    if wide:
-        yield str(rank.pid or "")
-    yield from _measured(rank, wide=wide)
-    yield rank.cores
-
-
-def _others_row(others: Others, *, wide: bool) -> Iterator[RenderableType]:
-    yield from (f"{others.count:,}", "others")
-    if wide:
-        yield ""
-    yield from _measured(others, wide=wide)
 
 
 def _measured(shown: LiveRank | Others, *, wide: bool) -> Iterator[RenderableType]:

@@ -6,6 +6,7 @@ import argparse
 import sys
 from typing import Any
 
+from horovod_runner.errors import HorovodRunnerError
 from horovod_runner.results.saved_run import load_run
 
 
@@ -39,8 +40,7 @@ def _trace(options: argparse.Namespace) -> int:
     try:
         missing = run.trace(options.output)
     except OSError as error:
-        print(f"horovod-runner: the trace cannot be written: {error}", file=sys.stderr)
-        return 1
+        raise HorovodRunnerError(f"the trace cannot be written: {error}") from error
     for sentence in missing:
         print(f"horovod-runner: {sentence}", file=sys.stderr)
     print(f"run {run.run_id} ({run.main}): {options.output}")

@@ -10,8 +10,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, Literal
 from uuid import uuid4
 
 import psutil
@@ -26,37 +27,25 @@ _BYTES: Final = 16 << 20
 _SMALL_FILES: Final = 8
 
 
-class Trial(NamedTuple):
-    """What was tried.
-
-    Attributes:
-        name: in two words.
-        works: whether it did.
-        detail: a rate, or the error.
-        remedy: what to change; empty for what is not needed.
-    """
+@dataclass(frozen=True)
+class DoctorFinding:
+    """One line of the doctor's report: what was examined, and how."""
 
     name: str
-    works: bool
-    detail: str
-    remedy: str = ""
+    status: Literal["ok", "absent", "wrong"]  # what is absent is not needed
+    detail: str  # the version, count, rate or error
+    advice: str = ""  # how to fix what is wrong
 
 
-def try_folder(url: str) -> Iterator[Trial]:
+def try_folder(url: str) -> Iterator[DoctorFinding]:
     """Write, list, read and delete files as runs do, and try what runs can do without.
 
-    Leaves nothing behind. Writes 16 MiB.
-
-    Args:
-        url: a path, or a URL of fsspec. The folder is created if it does not exist.
-
-    Yields:
-        Each result as it is known. Nothing is tried after a failure of what runs need.
+    Writes 16 MiB, and leaves nothing behind. Nothing is tried after a failure of what runs need.
     """
     try:
         folder = open_folder(url, check=True)
     except CheckpointError as error:
-        yield Trial("folder", False, str(error), "do what the text says")
+        yield DoctorFinding("folder", "wrong", str(error), "do what the text says")
         return
     path = folder.local("")
     name = f".trial-{uuid4().hex[:8]}"
@@ -83,7 +72,7 @@ def new_removed(path: Path | None) -> Iterator[None]:
                 each.rmdir()
 
 
-def _try(folder: Folder, path: Path | None, name: str, here: Path) -> Iterator[Trial]:
+def _try(folder: Folder, path: Path | None, name: str, here: Path) -> Iterator[DoctorFinding]:
     data = os.urandom(_BYTES)
     needed: list[tuple[str, Callable[[], str]]] = [
         ("folder", lambda: _open(folder, path)),
@@ -95,19 +84,19 @@ def _try(folder: Folder, path: Path | None, name: str, here: Path) -> Iterator[T
     ]
     for what, act in needed:
         try:
-            yield Trial(what, True, act())
+            yield DoctorFinding(what, "ok", act())
         except Exception as error:  # every kind of folder raises different ones
             detail = without_password(f"{type(error).__name__}: {error}")
-            yield Trial(what, False, detail, advice(error) or "use another place")
+            yield DoctorFinding(what, "wrong", detail, advice(error) or "use another place")
             return
     if path is not None:
         for what, consequence, do in _OPTIONAL:
             try:
                 do(path / f"{name}-{what.replace(' ', '-')}")
             except OSError as error:
-                yield Trial(what, False, f"{error.strerror or error}: {consequence}")
+                yield DoctorFinding(what, "absent", f"{error.strerror or error}: {consequence}")
             else:
-                yield Trial(what, True, "works")
+                yield DoctorFinding(what, "ok", "works")
 
 
 def _open(folder: Folder, path: Path | None) -> str:

@@ -69,39 +69,19 @@ def _command(options: argparse.Namespace) -> int:
     if options.output is not None and not Path(options.output).absolute().parent.is_dir():
         parent = Path(options.output).absolute().parent
         raise HorovodRunnerError(f"-o {options.output}: there is no folder {parent}")
-    return verify(
-        checks, gpus=options.gpus, output=options.output, quick=options.quick, as_json=options.json
-    )
+    return _verify(checks, options)
 
 
-def verify(
-    checks: Sequence[VerifyCheck],
-    *,
-    gpus: int | None,
-    output: str | None,
-    quick: bool,
-    as_json: bool,
-) -> int:
-    """Run checks, and show their results as they come.
+def _verify(checks: Sequence[VerifyCheck], options: argparse.Namespace) -> int:
+    """Run checks, show their results as they come, and return the exit status.
 
-    Args:
-        checks: in this order.
-        gpus: how many of the visible GPUs to use; None for all.
-        output: the HTML file to write; None for none.
-        quick: whether to use tiny sizes.
-        as_json: whether to print one JSON object at the end.
-
-    Returns:
-        The exit status: 1 if a check failed, or if the file cannot be written.
-
-    Raises:
-        GpuError: there are fewer GPUs.
+    It is 1 if a check failed, or if the file cannot be written.
     """
     from horovod_runner.tools.verify import machine, report, session
 
     began, start = time.time(), time.monotonic()
     visible = machine.visible()
-    used = machine.first(visible, gpus)
+    used = machine.first(visible, options.gpus)
     # A check that names no framework is about all of them.
     named = [check.needs.frameworks or toolchain.FRAMEWORKS for check in checks]
     found = machine.look(used, sorted({name for names in named for name in names}))
@@ -109,33 +89,33 @@ def verify(
     results: list[session.CheckResult] = []
     width = shutil.get_terminal_size().columns
 
-    def say(text: str) -> None:
-        if not as_json:
-            print(text, flush=True)
+    def say(text: str, end: str = "\n") -> None:
+        if not options.json:
+            print(text, end=end, flush=True)
 
     def begin(check: VerifyCheck) -> None:
-        if not as_json and sys.stdout.isatty():  # the result's line is longer, and goes over it
-            print(f"running  {check.name} ...", end="\r", flush=True)
+        if sys.stdout.isatty():  # the result's line is longer, and goes over it
+            say(f"running  {check.name} ...", end="\r")
 
     say(f"{report.machine_text(found)}\n")
     try:
-        for result in session.run(checks, found, quick=quick, variables=variables, begin=begin):
+        ran = session.run(checks, found, quick=options.quick, variables=variables, begin=begin)
+        for result in ran:
             results.append(result)
             say("\n".join(report.lines(result, width)))
     finally:  # also after Ctrl-C: minutes of results are worth a file
         seconds = time.monotonic() - start
-        whole = report.VerifyReport(found, tuple(results), began, seconds, quick)
-        written = output is None or _write(whole, Path(output))
-    if as_json:
+        whole = report.VerifyReport(found, tuple(results), began, seconds, options.quick)
+        written = options.output is None or _write(whole, Path(options.output))
+    if options.json:
         print(report.as_json(whole))
     say(f"\n{report.summary(whole)}")
-    if written and output is not None:
-        say(output)
+    if written and options.output is not None:
+        say(options.output)
     return int(whole.failed or not written)
 
 
 def _write(whole: VerifyReport, path: Path) -> bool:
-    """Write the page; returns whether that was possible."""
     from horovod_runner.tools.verify import report
 
     try:

@@ -17,7 +17,6 @@ write access to the folder decides what its users install, as with any package i
 
 from __future__ import annotations
 
-import errno
 import re
 import shutil
 import tempfile
@@ -29,7 +28,7 @@ from typing import Final
 
 import msgspec
 
-from horovod_runner.common.files import file_sha256
+from horovod_runner.common.files import file_sha256, is_full
 from horovod_runner.errors import InstallError
 from horovod_runner.host.folders.folder import Folder, local_path
 from horovod_runner.host.folders.local import LocalFolder
@@ -41,7 +40,6 @@ from horovod_runner.tools.horovod_build.web import WebFolder, without_secrets
 VARIABLE = "HOROVOD_RUNNER_WHEELS"
 _POINTER = "latest.sha256"
 _decode_index: Final = msgspec.json.Decoder(list[Provenance]).decode
-_FULL = (errno.ENOSPC, errno.EDQUOT)  # of the local disk: no place is written
 
 
 @dataclass(frozen=True)
@@ -51,8 +49,7 @@ class Place:
     Attributes:
         url: a path, or a URL that fsspec reads (https://, s3://, ...). https needs no fsspec. It
             may have a password: messages show :meth:`shown`.
-        setting: what named it, for messages: "--wheels", or the variable's name. Only into the
-            place of --wheels are wheels copied that are built here.
+        setting: what named it, for messages: "--wheels", or the variable's name.
     """
 
     url: str
@@ -75,11 +72,7 @@ class Place:
 
 
 def published(place: Place) -> list[Provenance] | None:
-    """The records of the wheels that are published at a place; None if it has no index.
-
-    Raises:
-        InstallError: the place cannot be read, or its index is not one.
-    """
+    """The records of the wheels that are published at a place; None if it has no index."""
     try:
         data = place.open().read(INDEX)
     except FileNotFoundError:
@@ -103,9 +96,6 @@ def download(place: Place, wheel: Provenance, folder: Path) -> Path:
 
     A copy that is there already is used again if it has the digest. Several processes may do this
     at a time: each writes a file of its own, which takes its name once it is checked.
-
-    Raises:
-        InstallError: the wheel cannot be copied, or does not match its digest.
     """
     copy = folder / wheel.file
     with suppress(OSError):
@@ -116,7 +106,7 @@ def download(place: Place, wheel: Provenance, folder: Path) -> Path:
         try:
             place.open().copy_out(wheel.file, part)
         except Exception as error:
-            if isinstance(error, OSError) and error.errno in _FULL:
+            if is_full(error):  # the local disk: no place is written
                 raise unwritable(folder, error) from error
             raise _unreadable(place, error, wheel.file) from error
         received = file_sha256(part)
@@ -132,11 +122,7 @@ def download(place: Place, wheel: Provenance, folder: Path) -> Path:
 
 @contextmanager
 def room_in(folder: Path) -> Iterator[Path]:
-    """A new folder in a folder of the cache, for unfinished files; it is removed afterwards.
-
-    Raises:
-        InstallError: the cache cannot be written.
-    """
+    """A new folder in a folder of the cache, for unfinished files; it is removed afterwards."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         room = tempfile.TemporaryDirectory(
@@ -148,7 +134,7 @@ def room_in(folder: Path) -> Iterator[Path]:
         yield Path(name)
 
 
-def unwritable(folder: Path, error: OSError) -> InstallError:
+def unwritable(folder: Path, error: Exception) -> InstallError:
     """The error of a cache that cannot be written."""
     return InstallError(
         f"wheels cannot be kept in {folder} ({type(error).__name__}: {error}). Free space there, "
@@ -170,18 +156,10 @@ def _unreadable(place: Place, error: Exception, file: str = "") -> InstallError:
 
 
 def fetch(place: Place, key: str, folder: Path) -> Path | None:
-    """Copy the wheel of a build plan into a local folder and check its digest.
-
-    Args:
-        place: the shared folder.
-        key: the plan's key, see :meth:`horovod_runner.tools.horovod_build.plan.BuildPlan.key`.
-        folder: the local folder.
+    """Copy the wheel of a build plan from a shared folder, and check its digest.
 
     Returns:
-        The copy, or None if the shared folder has no wheel for that key.
-
-    Raises:
-        InstallError: the shared folder cannot be read, or the wheel does not match its digest.
+        The copy in ``folder``, or None if the shared folder has no wheel for the plan's key.
     """
     try:
         pointer = place.open(key).read(_POINTER).decode()
@@ -206,7 +184,6 @@ def fetch(place: Place, key: str, folder: Path) -> Path | None:
         raise InstallError(f"{there} could not be copied ({what}). {remedy}") from error
     received = file_sha256(copy)
     if received != digest:
-        copy.unlink()
         raise InstallError(
             f"{there} is damaged: its SHA-256 is {received}. Nothing was installed. {remedy}"
         )
@@ -214,14 +191,7 @@ def fetch(place: Place, key: str, folder: Path) -> Path | None:
 
 
 def publish(place: Place, key: str, wheel: Path, say: Callable[[str], None]) -> None:
-    """Copy a wheel into the shared folder. If that fails, report it and return.
-
-    Args:
-        place: see :func:`fetch`.
-        key: see :func:`fetch`.
-        wheel: the wheel to copy.
-        say: called with the line that reports the result.
-    """
+    """Copy a wheel into the shared folder. If that fails, report it and return."""
     digest = file_sha256(wheel)
     part = wheel.with_name(f".{digest}.part")
     try:

@@ -11,7 +11,6 @@ import sysconfig
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from horovod_runner.errors import InstallError
 from horovod_runner.tools.horovod_build import source, toolchain
@@ -23,25 +22,13 @@ _MEMORY_PER_COMPILER = 2 << 30  # bytes; one translation unit with torch's heade
 _BACKEND = "torch.distributed's backend"
 
 
-class _BuildTools(Protocol):
-    """What a build asks of a machine; the module `toolchain` answers for this one."""
-
-    def find_compiler(self) -> toolchain.Tool | None: ...
-    def find_tool(self, *candidates: str) -> toolchain.Tool | None: ...
-    def find_cmake(self) -> toolchain.Tool | None: ...
-    def distribution_version(self, name: str) -> str | None: ...
-
-
 def build_wheel(plan: BuildPlan, shelf: Path, say: Callable[[str], None]) -> Path:
-    """Download, patch and compile Horovod.
+    """Download, patch and compile Horovod; returns the wheel.
 
     Args:
         plan: what to build.
         shelf: the folder for the wheel and for the log, build.log.
         say: called with each line of progress.
-
-    Returns:
-        The wheel.
 
     Raises:
         InstallError: a prerequisite is missing, the download failed, a patch does not fit, or the
@@ -56,17 +43,7 @@ def build_wheel(plan: BuildPlan, shelf: Path, say: Callable[[str], None]) -> Pat
 
 
 def compile_wheel(plan: BuildPlan, root: Path, shelf: Path, say: Callable[[str], None]) -> Path:
-    """Compile Horovod's patched source; see :func:`build_wheel`.
-
-    Args:
-        plan: what to build.
-        root: the source, in a temporary folder that the build may use.
-        shelf: the folder for the wheel and for the log.
-        say: called with each line of progress.
-
-    Raises:
-        InstallError: the compilation failed.
-    """
+    """Compile Horovod's patched source, ``root``; see :func:`build_wheel`."""
     log, folder = shelf / "build.log", root.parent
     say(f"building; the log is {log}")
     command = [sys.executable, "-m", "pip", "wheel", "--verbose", "--no-deps"]
@@ -83,25 +60,17 @@ def compile_wheel(plan: BuildPlan, root: Path, shelf: Path, say: Callable[[str],
     return partial.replace(shelf / wheel.name)
 
 
-def check_prerequisites(folder: Path, tools: _BuildTools = toolchain) -> None:
-    """Check for the compiler, the tools, the headers and the disk space that a build needs.
-
-    Args:
-        folder: the temporary folder of the build.
-        tools: finds what the machine has.
-
-    Raises:
-        InstallError: something is missing; the text names it and says how to get it.
-    """
-    if tools.find_compiler() is None:
+def check_prerequisites(folder: Path) -> None:
+    """Check for the compiler, the tools, the headers and the disk space that a build needs."""
+    if toolchain.find_compiler() is None:
         raise InstallError(
             "no C++ compiler found (c++, g++, clang++): apt-get install g++, or set "
             "HOROVOD_RUNNER_WHEELS to a folder or URL with a wheel for these versions "
             "(docs/where/wheels.md)"
         )
-    if tools.find_tool("make", "gmake") is None:
+    if toolchain.find_tool("make", "gmake") is None:
         raise InstallError("make was not found: apt-get install make")
-    cmake = tools.find_cmake()
+    cmake = toolchain.find_cmake()
     if cmake is None or tuple(map(int, cmake.version.split(".")[:2])) < (3, 18):
         version = f"found {cmake.version}" if cmake else "found none"
         raise InstallError(f"CMake 3.18 or later is needed, {version}: pip install 'cmake<4'")
@@ -109,7 +78,7 @@ def check_prerequisites(folder: Path, tools: _BuildTools = toolchain) -> None:
     if not header.exists():
         raise InstallError(f"Python's headers are missing ({header}): apt-get install python3-dev")
     for module in ("pip", "setuptools", "wheel", "packaging"):
-        if tools.distribution_version(module) is None:
+        if toolchain.distribution_version(module) is None:
             raise InstallError(
                 f"{module} is missing in {sys.prefix}: pip install horovod_runner[build]"
             )
@@ -193,11 +162,7 @@ def _compilers() -> int:
 def _run_logged(
     command: Sequence[str], environment: dict[str, str], log: Path, say: Callable[[str], None]
 ) -> int:
-    """Run a build, write its output to a log, and report notices and each 10% of make's progress.
-
-    Returns:
-        The exit code.
-    """
+    """Run a build, log its output, and report notices and each 10%; returns the exit code."""
     reported = -1  # tenths
     with (
         log.open("w") as file,

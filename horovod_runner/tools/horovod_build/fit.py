@@ -17,31 +17,19 @@ _SHOWN = 3  # the wheels whose obstacle is told one by one
 
 @dataclass(frozen=True)
 class Wish:
-    """What a wheel is wanted for.
-
-    Attributes:
-        frameworks: the frameworks to support, as they import in this environment.
-        gpu: True for GPUs, False for CPUs; None for GPUs where this machine has some and all
-            frameworks are builds for one CUDA release.
-        mpi: see :func:`horovod_runner.tools.horovod_build.plan.make_plan`. None takes a wheel
-            with or without the mpich package, which pip installs with the wheel that needs it.
-        python: the interpreter's tag ("cp313").
-        machine: the processor's architecture, ``features`` its features.
-        glibc: the version of the C library; empty without glibc.
-        gpus: whether this machine has GPUs.
-        capabilities: the compute capabilities that kernels are wanted for (80 is 8.0); empty if
-            they are not known.
-    """
+    """What a wheel is wanted for."""
 
     frameworks: tuple[toolchain.Framework, ...]
-    gpu: bool | None
+    gpu: bool | None  # None: for GPUs where `wants_gpu` says so
+    # See make_plan. None takes a wheel with or without the mpich package, which pip installs with
+    # the wheel that needs it.
     mpi: MpiChoice | None
-    python: str
-    machine: str
-    features: frozenset[str]
-    glibc: str
-    gpus: bool
-    capabilities: tuple[int, ...] = ()
+    python: str  # the interpreter's tag ("cp313")
+    machine: str  # the processor's architecture
+    features: frozenset[str]  # the processor's
+    glibc: str  # its version; empty without glibc
+    gpus: bool  # whether this machine has some
+    capabilities: tuple[int, ...] = ()  # of the GPUs (80 is 8.0); empty if they are not known
 
     @property
     def wants_gpu(self) -> bool:

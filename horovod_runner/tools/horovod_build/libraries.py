@@ -40,27 +40,16 @@ _EXPECTED = re.compile(
 
 @dataclass(frozen=True)
 class LibraryNeeds:
-    """What shared libraries need of the machine that loads them.
+    """What shared libraries need of the machine that loads them, as a wheel's record says it."""
 
-    Attributes:
-        glibc: the oldest C library that they load with, as "2.35".
-        symbols: the newest symbol version of each kind, as {"GLIBC": "2.34"}.
-        libraries: the shared libraries that they need, in alphabetical order.
-        compiler: the compilers that made them, as they name themselves.
-    """
-
-    glibc: str
-    symbols: dict[str, str]
+    glibc: str  # the oldest C library that they load with, as "2.35"
+    symbols: dict[str, str]  # the newest symbol version of each kind, as {"GLIBC": "2.34"}
     libraries: tuple[str, ...]
-    compiler: str
+    compiler: str  # the compilers that made them, as they name themselves
 
 
 def needs(libraries: Iterable[Path]) -> LibraryNeeds:
-    """Read what shared libraries need, with binutils' readelf.
-
-    Raises:
-        InstallError: readelf is missing, or a library needs one that no package brings.
-    """
+    """Read what shared libraries need, with binutils' readelf."""
     return parse("".join(_readelf(library) for library in libraries))
 
 

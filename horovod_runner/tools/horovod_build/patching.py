@@ -23,13 +23,7 @@ _ADVICE = (
 
 @dataclass(frozen=True)
 class Patch:
-    """One patch file.
-
-    Attributes:
-        name: the name of the file.
-        header: the text before the first ``---`` line, for people.
-        diff: the rest. Only this part changes the source.
-    """
+    """One patch file: the text before its first ``---`` line, for people, and the diff."""
 
     name: str
     header: str
@@ -38,14 +32,7 @@ class Patch:
 
 @dataclass(frozen=True)
 class Hunk:
-    """One changed place in one file: lines, without their ends, and what replaces them.
-
-    Attributes:
-        path: the file, relative to the root of the source.
-        start: the 1-based number of the first line.
-        old: the lines before the patch.
-        new: the lines after it.
-    """
+    """One changed place: lines of a file from the 1-based ``start`` on, before and after."""
 
     path: str
     start: int
@@ -54,11 +41,7 @@ class Hunk:
 
 
 def read_patches(folder: Path) -> list[Patch]:
-    """Read the patch files of a folder in the order of their names.
-
-    Raises:
-        InstallError: the folder has no patch.
-    """
+    """Read the patch files of a folder in the order of their names."""
     patches = []
     for file in sorted(folder.glob("*.patch")):
         text = file.read_bytes().decode()
@@ -74,11 +57,7 @@ def read_patches(folder: Path) -> list[Patch]:
 
 
 def hunks(patch: Patch) -> list[Hunk]:
-    """Parse the hunks of a patch, in its order.
-
-    Raises:
-        InstallError: the text is not a unified diff.
-    """
+    """Parse the hunks of a patch, in its order."""
     parsed: list[Hunk] = []
     lines = patch.diff.removesuffix("\n").split("\n")
     path, at = "", 0
@@ -113,9 +92,7 @@ def hunks(patch: Patch) -> list[Hunk]:
 def apply(patch: Patch, root: Path) -> None:
     """Apply a patch to the files below ``root``.
 
-    Raises:
-        InstallError: a file is missing, a hunk does not match, or the patch is not a unified diff.
-            Hunks of other files may have been applied by then.
+    If it fails, hunks of other files may have been applied.
     """
     by_file: dict[str, list[Hunk]] = {}
     for hunk in hunks(patch):

@@ -7,11 +7,10 @@ import platform
 import re
 import sys
 import sysconfig
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from horovod_runner.errors import InstallError
 from horovod_runner.tools.horovod_build import source, toolchain
@@ -19,38 +18,17 @@ from horovod_runner.tools.horovod_build import source, toolchain
 MpiChoice = Literal["mpich", "system", "none"]
 
 
-class _PlanTools(Protocol):
-    """What a plan asks of a machine; the module `toolchain` answers for this one."""
-
-    def find_framework(self, name: str) -> toolchain.Framework | None: ...
-    def find_system_mpi(self) -> toolchain.Mpi | None: ...
-    def find_mpich(self) -> toolchain.Mpi | None: ...
-    def find_cuda_home(self) -> Path | None: ...
-    def find_nccl(self) -> toolchain.Nccl | None: ...
-    def wanted_architectures(self) -> str | None: ...
-
-
 @dataclass(frozen=True)
 class BuildPlan:
-    """What a build of Horovod supports, and the libraries that it uses.
-
-    Attributes:
-        frameworks: the frameworks to support, as they import in this environment.
-        gpu: build CUDA kernels and NCCL collectives.
-        mpi: the MPI to build beside Gloo, for the controller and for collectives on CPUs; None
-            builds Gloo only.
-        cuda_home: the CUDA toolkit of a GPU build.
-        nccl: the NCCL of a GPU build.
-        gpu_architectures: compute capabilities of a GPU build, as "80,90"; None leaves Horovod's
-            default.
-    """
+    """What a build of Horovod supports, and the libraries that it uses."""
 
     frameworks: tuple[toolchain.Framework, ...]
-    gpu: bool = False
+    gpu: bool = False  # build CUDA kernels and NCCL collectives
+    # Beside Gloo, for the controller and for collectives on CPUs; None builds Gloo only.
     mpi: toolchain.Mpi | None = None
     cuda_home: Path | None = None
     nccl: toolchain.Nccl | None = None
-    gpu_architectures: str | None = None
+    gpu_architectures: str | None = None  # as "80,90"; None leaves Horovod's default
 
     def key(self) -> str:
         """The wheel's name in the cache: every version that the build depends on is part of it."""
@@ -81,7 +59,6 @@ def make_plan(
     frameworks: Sequence[str] | None = None,
     gpu: bool | None = None,
     mpi: MpiChoice | None = None,
-    tools: _PlanTools = toolchain,
 ) -> BuildPlan:
     """Plan a build for what this environment and this machine have.
 
@@ -91,49 +68,35 @@ def make_plan(
             are CUDA builds and the CUDA toolkit and NCCL are installed.
         mpi: the MPI to build beside Gloo: the "mpich" package of this environment, the "system"'s
             MPI, or "none". None means the mpich package if it is installed.
-        tools: finds what the machine has.
 
     Raises:
         InstallError: a framework is missing or does not import, or the MPI, the CUDA toolkit or
             NCCL of the requested build is missing.
     """
-    return plan_for(find_frameworks(frameworks, tools), gpu, mpi, tools)
+    return plan_for(find_frameworks(frameworks), gpu, mpi)
 
 
 def plan_for(
-    supported: tuple[toolchain.Framework, ...],
-    gpu: bool | None,
-    mpi: MpiChoice | None,
-    tools: _PlanTools = toolchain,
+    supported: tuple[toolchain.Framework, ...], gpu: bool | None, mpi: MpiChoice | None
 ) -> BuildPlan:
     """Plan a build for frameworks that were found, see :func:`make_plan`."""
-    chosen_mpi = _find_mpi(mpi, tools)
+    on_cpus = BuildPlan(supported, mpi=_find_mpi(mpi))
     if gpu is False:
-        return BuildPlan(supported, mpi=chosen_mpi)
-    cuda_home, nccl = tools.find_cuda_home(), tools.find_nccl()
+        return on_cpus
+    cuda_home, nccl = toolchain.find_cuda_home(), toolchain.find_nccl()
     obstacle = _gpu_obstacle(supported, cuda_home, nccl)
     if gpu and obstacle:
         raise InstallError(f"--gpu needs {obstacle}")
     if obstacle:
-        return BuildPlan(supported, mpi=chosen_mpi)
-    return BuildPlan(
-        supported,
-        gpu=True,
-        mpi=chosen_mpi,
-        cuda_home=cuda_home,
-        nccl=nccl,
-        gpu_architectures=tools.wanted_architectures(),
+        return on_cpus
+    architectures = toolchain.wanted_architectures()
+    return replace(
+        on_cpus, gpu=True, cuda_home=cuda_home, nccl=nccl, gpu_architectures=architectures
     )
 
 
-def find_frameworks(
-    names: Sequence[str] | None, tools: _PlanTools = toolchain
-) -> tuple[toolchain.Framework, ...]:
-    """Import the frameworks of these names, or all that are installed.
-
-    Raises:
-        InstallError: a framework is missing or does not import, or none is installed.
-    """
+def find_frameworks(names: Sequence[str] | None) -> tuple[toolchain.Framework, ...]:
+    """Import the frameworks of these names, or all that are installed."""
     unknown = set(names or ()) - set(toolchain.FRAMEWORKS)
     if unknown:
         raise InstallError(
@@ -141,17 +104,17 @@ def find_frameworks(
         )
     # In one order, which is part of the wheel's name: the same wheel is found again.
     candidates = [name for name in toolchain.FRAMEWORKS if not names or name in names]
-    with ThreadPoolExecutor() as threads:  # an import takes seconds, in a child process
-        imported = list(threads.map(tools.find_framework, candidates))
-    for name, framework in zip(candidates, imported, strict=True):
-        if framework is None and names:
+    installed = tuple(toolchain.find_frameworks(candidates))
+    found = {framework.name for framework in installed}
+    for name in names or ():
+        if name not in found:
             raise InstallError(f"{name} is not installed in {sys.prefix}: pip install {name}")
-        if framework and framework.error:
+    for framework in installed:
+        if framework.error:
             raise InstallError(
-                f"{name} {framework.version} is installed but does not import "
+                f"{framework.name} {framework.version} is installed but does not import "
                 f"({framework.error}). Reinstall it, or leave it out with --frameworks."
             )
-    installed = tuple(framework for framework in imported if framework)
     if not installed:
         raise InstallError(
             f"neither torch nor tensorflow is installed in {sys.prefix}: install one first."
@@ -159,10 +122,10 @@ def find_frameworks(
     return installed
 
 
-def _find_mpi(wanted: MpiChoice | None, tools: _PlanTools) -> toolchain.Mpi | None:
+def _find_mpi(wanted: MpiChoice | None) -> toolchain.Mpi | None:
     if wanted == "none":
         return None
-    mpi = tools.find_system_mpi() if wanted == "system" else tools.find_mpich()
+    mpi = toolchain.find_system_mpi() if wanted == "system" else toolchain.find_mpich()
     if mpi is None and wanted == "system":
         raise InstallError(
             "--mpi system needs an MPI compiler wrapper (mpicxx) on PATH: install libopenmpi-dev, "
@@ -175,12 +138,11 @@ def _find_mpi(wanted: MpiChoice | None, tools: _PlanTools) -> toolchain.Mpi | No
 
 
 def _gpu_obstacle(
-    frameworks: Iterable[toolchain.Framework],
+    frameworks: Sequence[toolchain.Framework],
     cuda_home: Path | None,
     nccl: toolchain.Nccl | None,
 ) -> str | None:
     """The first requirement of a GPU build that is not met; None if all are met."""
-    frameworks = list(frameworks)
     for framework in frameworks:
         if framework.cuda is None:
             return (

@@ -14,14 +14,7 @@ _ARCHITECTURES = re.compile(r"\d{2,3}(, ?\d{2,3})*", re.ASCII)
 
 
 class BuiltFor(msgspec.Struct, frozen=True):
-    """A framework that a wheel was built against.
-
-    Attributes:
-        version: its version, with any local suffix ("2.13.0+cpu").
-        cuda: the CUDA release of that framework; None for a CPU build.
-        cxx11_abi: whether torch has libstdc++'s newer names of strings and lists (PyPI's has them
-            since 2.7); None for TensorFlow, and where it is not known.
-    """
+    """A framework that a wheel was built against; see :class:`.toolchain.Framework`."""
 
     version: str
     cuda: str | None = None
@@ -34,17 +27,11 @@ class BuiltFor(msgspec.Struct, frozen=True):
 
 
 class GpuLibraries(msgspec.Struct, frozen=True):
-    """The GPU libraries of a wheel.
+    """The GPU libraries of a wheel."""
 
-    Attributes:
-        cuda: the release of the CUDA toolkit that compiled it.
-        nccl: the version of NCCL's header.
-        architectures: compute capabilities as "80,90"; None for Horovod's default.
-    """
-
-    cuda: str
-    nccl: str
-    architectures: str | None
+    cuda: str  # the release of the toolkit that compiled it
+    nccl: str  # the version of its header
+    architectures: str | None  # compute capabilities as "80,90"; None for Horovod's default
 
     def __post_init__(self) -> None:
         if self.architectures is not None and not _ARCHITECTURES.fullmatch(self.architectures):
@@ -57,55 +44,33 @@ class GpuLibraries(msgspec.Struct, frozen=True):
 
 
 class Provenance(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a published wheel.
-
-    Attributes:
-        file: the wheel's name, ``size`` its bytes, ``sha256`` its digest.
-        horovod: the release of Horovod, ``source_sha256`` the digest of its source archive.
-        horovod_runner: the version of this package that patched and built it.
-        patches: the SHA-256 digest of each patch and each file of the overlay, by name.
-        patches_digest: eight digits for all patches, see
-            :func:`horovod_runner.tools.horovod_build.source.digest`.
-        python: the interpreter's tag ("cp313"), ``python_version`` the full version.
-        machine: the processor's architecture ("x86_64").
-        glibc: the oldest C library that the wheel loads with. libstdc++ counts too: its version
-            stands for the C library of the distributions that have it.
-        symbols: the newest symbol versions that its libraries need, as {"GLIBC": "2.34"}.
-        libraries: the shared libraries that its libraries need.
-        frameworks: the frameworks that it was built against, by name.
-        gpu: its GPU libraries; None for a wheel for CPUs.
-        mpich: the version of the mpich package that it was built with; None for Gloo alone.
-        processor_flags: the compiler's flags for the processor ("-mf16c -mavx -mfma").
-        flags: the variables that Horovod's build was given.
-        compiler: the compiler, from the libraries; ``cmake`` its CMake.
-        system: the operating system and the C library of the machine that built it.
-        container: the container image it was built in; None for a build in no container, whose
-            ``glibc`` then is whatever that machine's libraries led to.
-    """
+    """What is known of a published wheel."""
 
     file: str
     size: int
     sha256: str
     horovod: str
-    source_sha256: str
-    horovod_runner: str
-    patches_digest: str
-    patches: dict[str, str]
-    python: str
+    source_sha256: str  # the digest of Horovod's source archive
+    horovod_runner: str  # the version of this package that patched and built it
+    patches_digest: str  # see source.digest
+    patches: dict[str, str]  # the SHA-256 digest of each patch and each file of the overlay
+    python: str  # the interpreter's tag ("cp313")
     python_version: str
-    machine: str
+    machine: str  # the processor's architecture ("x86_64")
+    # The oldest C library that the wheel loads with. libstdc++ counts too: its version stands for
+    # the C library of the distributions that have it.
     glibc: str
-    symbols: dict[str, str]
-    libraries: tuple[str, ...]
+    symbols: dict[str, str]  # the newest versions that its libraries need, as {"GLIBC": "2.34"}
+    libraries: tuple[str, ...]  # those that its libraries need
     frameworks: dict[str, BuiltFor]
-    gpu: GpuLibraries | None
-    mpich: str | None
-    processor_flags: str
-    flags: dict[str, str]
+    gpu: GpuLibraries | None  # None for a wheel for CPUs
+    mpich: str | None  # the version of the package; None for Gloo alone
+    processor_flags: str  # the compiler's ("-mf16c -mavx -mfma")
+    flags: dict[str, str]  # the variables that Horovod's build was given
     compiler: str
     cmake: str
-    system: str
-    container: str | None
+    system: str  # with its C library
+    container: str | None  # the image; without one `glibc` is what the machine's libraries led to
 
     def __post_init__(self) -> None:
         # A record comes from elsewhere: its name must not lead out of a folder.

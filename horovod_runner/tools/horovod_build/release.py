@@ -55,9 +55,6 @@ def release(
         folder: the folder to publish. Call :func:`write_index` after its last wheel.
         runner: the version of this package.
         container: the container image that the wheel was built in, if it was.
-
-    Raises:
-        InstallError: the wheel needs the system's MPI or another library that its users may lack.
     """
     if plan.mpi and not plan.mpi.package:
         raise InstallError(
@@ -71,7 +68,9 @@ def release(
             modes = {info.filename: info.external_attr >> 16 for info in archive.infolist()}
         found = needs(sorted(root.rglob("*.so")))
         version = f"{source.VERSION}+{label(plan)}"
-        tag = f"{python_tag()}-{python_tag()}-{platform_tag(found)}"
+        # By it pip knows which C libraries a wheel loads with (PEP 600).
+        libc = f"manylinux_{found.glibc.replace('.', '_')}"
+        tag = f"{python_tag()}-{python_tag()}-{libc}_{platform.machine()}"
         files = _rewrite(root, modes, version, tag, plan)
         folder.mkdir(parents=True, exist_ok=True)
         target = folder / f"horovod-{version}-{tag}.whl"
@@ -91,11 +90,6 @@ def label(plan: BuildPlan) -> str:
         parts += [f"{framework.name}{release}"] + ["abi0"] * (framework.cxx11_abi is False)
     parts += ["mpich"] * (plan.mpi is not None)
     return ".".join([*parts, f"p{source.digest()}"])
-
-
-def platform_tag(found: LibraryNeeds) -> str:
-    """The tag by which pip knows which C libraries a wheel loads with (PEP 600)."""
-    return f"manylinux_{found.glibc.replace('.', '_')}_{platform.machine()}"
 
 
 def write_index(folder: Path, address: str | None = None) -> list[Provenance]:
@@ -218,18 +212,15 @@ def _record(
         python=python_tag(),
         python_version=platform.python_version(),
         machine=platform.machine(),
-        glibc=found.glibc,
-        symbols=found.symbols,
-        libraries=found.libraries,
         frameworks={f.name: BuiltFor(f.version, f.cuda, f.cxx11_abi) for f in plan.frameworks},
         gpu=gpu,
         mpich=plan.mpi.version if plan.mpi else None,
         processor_flags=arch_flags(),
         flags=dict(sorted(build_flags(plan).items())),
-        compiler=found.compiler,
         cmake=cmake.version if cmake else "unknown",
         system=f"{_system()}, {' '.join(platform.libc_ver())}",
         container=container,
+        **vars(found),
     )
 
 

@@ -20,6 +20,7 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+from horovod_runner.common.files import file_sha256
 from horovod_runner.errors import InstallError
 from horovod_runner.tools.horovod_build.patching import apply, read_patches
 
@@ -34,11 +35,7 @@ OVERLAY = Path(__file__).parent / "overlay"
 
 
 def fetch(folder: Path) -> Path:
-    """Download the source, unpack it into ``folder`` and return its root folder.
-
-    Raises:
-        InstallError: the download failed, or the archive is not the release that the patches fit.
-    """
+    """Download the source, unpack it into ``folder`` and return its root folder."""
     wanted = folder / "requirements.txt"
     # pip runs the archive's setup.py for its metadata, and compares the digest before that.
     wanted.write_text(f"horovod=={VERSION} --hash=sha256:{SHA256}\n")
@@ -57,17 +54,8 @@ def fetch(folder: Path) -> Path:
 
 
 def unpack(archive: Path, folder: Path, sha256: str = SHA256) -> Path:
-    """Unpack the downloaded source into ``folder`` and return its root folder.
-
-    Args:
-        archive: what was downloaded.
-        folder: where it is unpacked.
-        sha256: the digest that it must have.
-
-    Raises:
-        InstallError: the archive is not the release that the patches fit.
-    """
-    received = hashlib.sha256(archive.read_bytes()).hexdigest()
+    """Unpack the downloaded source into ``folder`` and return its root folder."""
+    received = file_sha256(archive)
     if received != sha256:
         raise InstallError(
             f"the downloaded {archive.name} is not Horovod {VERSION}: its SHA-256 is {received}, "
@@ -81,11 +69,7 @@ def unpack(archive: Path, folder: Path, sha256: str = SHA256) -> Path:
 
 
 def apply_patches(root: Path) -> None:
-    """Apply all patches to the source below ``root``, then copy the overlay over it.
-
-    Raises:
-        InstallError: a patch does not fit the source, or there are no patches.
-    """
+    """Apply all patches to the source below ``root``, then copy the overlay over it."""
     for patch in read_patches(PATCHES):
         apply(patch, root)
     shutil.copytree(OVERLAY, root, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
@@ -101,13 +85,6 @@ def digest(patches: Path = PATCHES, overlay: Path = OVERLAY) -> str:
     """Eight hexadecimal digits that change with the diff of any patch and any file of the overlay.
 
     They are part of a wheel's name in the cache. The headers of patches do not count.
-
-    Args:
-        patches: the folder of the patches.
-        overlay: the folder of the overlay.
-
-    Raises:
-        InstallError: there are no patches.
     """
     texts = [patch.diff for patch in read_patches(patches)]
     for file in overlay_files(overlay):

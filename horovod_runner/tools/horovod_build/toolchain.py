@@ -13,7 +13,10 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -60,41 +63,25 @@ _LEVELS: dict[str, frozenset[str]] = {
 
 @dataclass(frozen=True)
 class Horovod:
-    """Horovod's library for a framework as it loads in this environment.
-
-    Attributes:
-        version: its version.
-        built: those of :data:`CAPABILITIES` that it was built with.
-        error: the last line of the error if it does not load; None if it loads.
-        backend: why it has no backend for torch.distributed although it has MPI and torch; empty
-            if it has one.
-    """
+    """Horovod's library for a framework as it loads in this environment."""
 
     version: str = ""
-    built: tuple[str, ...] = ()
-    error: str | None = None
-    backend: str = ""
+    built: tuple[str, ...] = ()  # those of CAPABILITIES that it was built with
+    error: str | None = None  # the last line of the error if it does not load
+    backend: str = ""  # why it has no backend for torch.distributed although it has MPI and torch
 
 
 @dataclass(frozen=True)
 class Framework:
-    """A deep learning framework as it imports in this environment.
-
-    Attributes:
-        name: "torch" or "tensorflow".
-        version: its version, with any local suffix ("2.13.0+cpu").
-        cuda: the CUDA version that it was built for; None for a CPU build.
-        error: the last line of the import error if it does not import; None if it does.
-        horovod: Horovod's library for it; None unless requested.
-        cxx11_abi: whether torch has libstdc++'s newer names of strings and lists, as all builds
-            since 2.7 have. Older ones of one version differ in it. None for TensorFlow.
-    """
+    """A deep learning framework, "torch" or "tensorflow", as it imports in this environment."""
 
     name: str
-    version: str
-    cuda: str | None = None
-    error: str | None = None
-    horovod: Horovod | None = None
+    version: str  # with any local suffix ("2.13.0+cpu")
+    cuda: str | None = None  # the version that it was built for; None for a CPU build
+    error: str | None = None  # the last line of the error if it does not import
+    horovod: Horovod | None = None  # None unless requested
+    # Whether torch has libstdc++'s newer names of strings and lists, as all builds since 2.7 have.
+    # Older ones of one version differ in it. None for TensorFlow.
     cxx11_abi: bool | None = None
 
     @property
@@ -112,20 +99,18 @@ def distribution_version(name: str) -> str | None:
 
 
 def find_framework(name: str, *, with_horovod: bool = False) -> Framework | None:
-    """Import a framework in a child process and return its versions.
+    """Import a framework in a child process; None if it is not installed.
 
     Args:
         name: "torch" or "tensorflow".
-        with_horovod: also load Horovod's library for it.
-
-    Returns:
-        The framework, with ``error`` set if it does not import; None if it is not installed.
+        with_horovod: also load Horovod's library for it, if Horovod is installed.
     """
     installed = next(
         (v for d in (name, f"{name}-cpu", f"{name}-gpu") if (v := distribution_version(d))), None
     )
     if installed is None:
         return None
+    with_horovod = with_horovod and distribution_version("horovod") is not None
     # A fifth of the time of an import would be a search for garbage, of which there is none; and so
     # would be a second at the end.
     code = f"import gc, json; gc.disable(); {_PROBES[name]}\n"
@@ -150,14 +135,20 @@ def find_framework(name: str, *, with_horovod: bool = False) -> Framework | None
     if not answers or (probe.returncode and not with_horovod):
         return Framework(name, installed, error=lines[-1])
     horovod = None
-    if with_horovod:
-        if probe.returncode:
-            horovod = Horovod(error=lines[-1])
-        else:
-            release, built, backend = answers[1]
-            horovod = Horovod(release, tuple(built), backend=backend)
+    if with_horovod and probe.returncode:
+        horovod = Horovod(error=lines[-1])
+    elif with_horovod:
+        release, built, backend = answers[1]
+        horovod = Horovod(release, tuple(built), backend=backend)
     version, cuda, abi = answers[0]
     return Framework(name, version, cuda, horovod=horovod, cxx11_abi=abi)
+
+
+def find_frameworks(names: Sequence[str], *, with_horovod: bool = False) -> list[Framework]:
+    """Those of some frameworks that are installed, all imported at once: each takes seconds."""
+    with ThreadPoolExecutor() as threads:
+        found = threads.map(partial(find_framework, with_horovod=with_horovod), names)
+        return [framework for framework in found if framework is not None]
 
 
 @dataclass(frozen=True)
@@ -171,12 +162,9 @@ class Tool:
 def find_tool(
     *candidates: str, version_flag: str = "--version", path: str | None = None
 ) -> Tool | None:
-    """The first candidate that exists and prints its version; None if there is none.
+    """The first of some programs that exists and prints its version; None if there is none.
 
-    Args:
-        candidates: names or paths of programs.
-        version_flag: the option that prints the version.
-        path: folders to search, as in PATH; None means :func:`tool_path`.
+    ``path`` has the folders to search, as in PATH; None means :func:`tool_path`.
     """
     for candidate in candidates:
         program = shutil.which(candidate, path=path or tool_path())
@@ -191,11 +179,7 @@ def find_tool(
 
 
 def tool_path(*, scripts_first: bool = True) -> str:
-    """PATH with the scripts folder of this Python environment, even if it is not activated.
-
-    Args:
-        scripts_first: put that folder first; otherwise last.
-    """
+    """PATH with the scripts folder of this Python environment, even if it is not activated."""
     scripts = sysconfig.get_path("scripts")
     others = os.environ.get("PATH", os.defpath).split(os.pathsep)
     others = [entry for entry in others if os.path.realpath(entry) != os.path.realpath(scripts)]
@@ -204,18 +188,11 @@ def tool_path(*, scripts_first: bool = True) -> str:
 
 @dataclass(frozen=True)
 class Mpi:
-    """An MPI to build against.
+    """An MPI to build against: this environment's mpich package, or the system's MPI."""
 
-    Attributes:
-        package: True for the mpich package of this environment, which needs no ``mpirun``. False
-            for the system's MPI.
-        version: its version.
-        library: the folder of the mpich package's library; None for the system's MPI.
-    """
-
-    package: bool
+    package: bool  # which needs no mpirun
     version: str
-    library: Path | None = None
+    library: Path | None = None  # the folder of the package's library
 
 
 def find_mpich() -> Mpi | None:

@@ -27,22 +27,16 @@ class WebFolder:
     """A folder at an http or https URL.
 
     A user and password in the URL (``https://user:token@host/``) are sent as basic authentication,
-    to that host alone. A query (``?signature``) is sent with each file.
-
-    Args:
-        url: the folder's.
-        inside: a folder below it.
-        pauses: seconds before each further try.
-
-    Raises:
-        ValueError: the URL is malformed.
+    to that host alone. A query (``?signature``) is sent with each file. A malformed URL raises
+    ValueError.
     """
 
     def __init__(self, url: str, inside: str = "", *, pauses: Sequence[float] = _PAUSES) -> None:
         self._pauses = pauses
         parts = urlsplit(url)
         user, at, host = parts.netloc.rpartition("@")
-        self._authorization = _basic(user) if at else None
+        basic = base64.b64encode(unquote(user).encode()).decode()
+        self._authorization = f"Basic {basic}" if at else None
         path = quote(parts.path.rstrip("/"), safe=_IN_A_PATH)
         self._folder = "/".join([path, *filter(None, [quote(inside)])])
         self._parts = parts._replace(netloc=host, fragment="")
@@ -134,10 +128,6 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 def without_secrets(text: str) -> str:
     """Leave out the user, the password and the query of each URL in a text."""
     return _QUERY.sub(r"\1***", _USER.sub("***", text))
-
-
-def _basic(user: str) -> str:
-    return f"Basic {base64.b64encode(unquote(user).encode()).decode()}"
 
 
 def _passing(error: BaseException) -> bool:

@@ -26,13 +26,7 @@ Unit: TypeAlias = cst.FunctionDef | cst.Module
 
 @dataclass(frozen=True)
 class OldCode:
-    """A place in old code.
-
-    Attributes:
-        node: where it is.
-        why: what is wrong with it, and what to write.
-        changes: mend it; empty if it has to be changed by hand.
-    """
+    """A place in old code: what is wrong, and what mends it; no changes if that is done by hand."""
 
     node: cst.CSTNode
     why: str

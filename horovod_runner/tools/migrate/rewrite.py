@@ -16,13 +16,7 @@ _MOST_PASSES = 50
 
 
 class Found(NamedTuple):
-    """A finding, by the line of the original text.
-
-    Attributes:
-        line: the line in the original text, from 1 on.
-        new_line: the line in the new text; None if the finding was changed.
-        why: what is wrong, and what to write.
-    """
+    """A finding by its line in the original text, and its line in the new one if it is left."""
 
     line: int
     new_line: int | None
@@ -30,23 +24,14 @@ class Found(NamedTuple):
 
 
 class Rewritten(NamedTuple):
-    """What became of a text.
-
-    Attributes:
-        text: the new one.
-        found: what was changed and what is left, in the order of the lines.
-    """
+    """The new text, and what was changed and what is left, in the order of the lines."""
 
     text: str
     found: list[Found]
 
 
 def rewrite(text: str, name: str) -> Rewritten:
-    """Apply all rules to a text.
-
-    Args:
-        text: Python code whose lines end with a newline character alone.
-        name: the file's, for messages.
+    """Apply all rules to Python code whose lines end with a newline character alone.
 
     Raises:
         MigrateError: it is not Python 3.

@@ -29,14 +29,7 @@ class MigrateError(HorovodRunnerError):
 
 
 class SourceFile:
-    """A Python file.
-
-    Args:
-        path: the file's.
-
-    Raises:
-        MigrateError: it cannot be read.
-    """
+    """A Python file; raises MigrateError if it cannot be read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -54,23 +47,12 @@ class SourceFile:
         return [(self.path.name, text)]
 
     def write(self, text: str) -> None:
-        """Write a text to the file.
-
-        Raises:
-            MigrateError: it cannot be written.
-        """
+        """Write a text to the file."""
         _write(self.path, text.replace("\n", self._newline))
 
 
 class Notebook(SourceFile):
-    """A Jupyter notebook, also one that Databricks has exported.
-
-    Args:
-        path: the file's.
-
-    Raises:
-        MigrateError: it cannot be read, or is no notebook.
-    """
+    """A Jupyter notebook, also one that Databricks has exported."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -149,11 +131,7 @@ class Notebook(SourceFile):
 
 
 def open_source(path: Path) -> SourceFile:
-    """Return the source of a ``.py`` or ``.ipynb`` file.
-
-    Raises:
-        MigrateError: it is neither, or cannot be read.
-    """
+    """Return the source of a ``.py`` or ``.ipynb`` file."""
     if path.suffix == ".ipynb":
         return Notebook(path)
     if path.suffix == ".py":

@@ -49,7 +49,7 @@ def imports_of(node: cst.Import | cst.ImportFrom) -> list[str]:
     return [f"{module}{dotted(alias.name)}" for alias in node.names]
 
 
-def argument(call: cst.Call, name: str, position: int | None = None) -> cst.Arg | None:
+def argument(call: cst.Call, name: str, position: int | None = None) -> Any:
     """An argument of a call by its keyword, or by its position from 0 on; None without it."""
     for index, arg in enumerate(call.args):
         if arg.star:

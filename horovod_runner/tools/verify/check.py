@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from horovod_runner.common.options import grouped
+from horovod_runner.common.text import count_text
 from horovod_runner.tools.verify.machine import PACKAGES, ThisMachine
 
 if TYPE_CHECKING:
@@ -18,33 +19,20 @@ _CPU_RANKS = 2
 
 
 class VerifyReading(msgspec.Struct, frozen=True, tag="reading"):
-    """One thing that a check saw, beside what it expected.
-
-    Attributes:
-        name: what was looked at.
-        seen: what was seen.
-        expected: what was expected; empty if nothing was.
-        ok: whether the two agree; None if it is only shown.
-    """
+    """One thing that a check saw, beside what it expected."""
 
     name: str
     seen: str
     expected: str = ""
-    ok: bool | None = None
+    ok: bool | None = None  # whether the two agree; None if it is only shown
 
 
 class VerifyCase(msgspec.Struct, frozen=True):
-    """What a check is run with.
-
-    Attributes:
-        machine: the machine it runs on.
-        quick: whether to use tiny sizes. Speeds mean nothing then, and are not judged.
-        folder: an empty folder for files.
-    """
+    """What a check is run with."""
 
     machine: ThisMachine
-    quick: bool
-    folder: str
+    quick: bool  # whether to use tiny sizes. Speeds mean nothing then, and are not judged
+    folder: str  # an empty folder for files
 
     def ranks(self, framework: str = "torch") -> int:
         """How many ranks use all GPUs, one each; two on CPUs."""
@@ -59,13 +47,7 @@ class VerifyCase(msgspec.Struct, frozen=True):
         return self.on_gpus(framework) and not self.quick
 
     def runner(self, np: int, framework: str = "torch", **options: Any) -> HorovodRunner:
-        """A runner of ranks on this machine.
-
-        Args:
-            np: how many.
-            framework: what they train with: without GPUs for it, they use none.
-            options: of HorovodRunner or its groups, by their own names.
-        """
+        """A runner of ranks on this machine; without GPUs for the framework, they use none."""
         from horovod_runner.run.runner import HorovodRunner  # ranks import this module, too
 
         if not self.on_gpus(framework):
@@ -78,36 +60,23 @@ decode_case: Final = msgspec.json.Decoder(VerifyCase).decode
 
 @dataclass(frozen=True)
 class Needs:
-    """What a check needs.
-
-    Attributes:
-        gpus: the least number of GPUs.
-        several: needs two ranks with a GPU each, or a machine without GPUs.
-        frameworks: those that it trains with, with Horovod for them.
-        packages: of :data:`~horovod_runner.tools.verify.machine.PACKAGES`.
-    """
+    """What a check needs."""
 
     gpus: int = 0
-    several: bool = False
-    frameworks: tuple[str, ...] = ("torch",)
-    packages: tuple[str, ...] = ()
+    several: bool = False  # two ranks with a GPU each, or a machine without GPUs
+    frameworks: tuple[str, ...] = ("torch",)  # with Horovod for them
+    packages: tuple[str, ...] = ()  # of machine.PACKAGES
 
 
 @dataclass(frozen=True)
 class VerifyCheck:
-    """A claim, and what shows whether it is true.
+    """A claim, and what shows whether it is true."""
 
-    Attributes:
-        page: where the docs say so: a page, and a heading in it.
-        limit: seconds after which it is ended, and has failed.
-        function: yields the readings. It runs in a process of its own, and may start ranks.
-        needs: what it needs; otherwise it is skipped.
-    """
-
-    page: str
-    limit: float
+    page: str  # where the docs say so: a page, and a heading in it
+    limit: float  # seconds after which it is ended, and has failed
+    # Yields the readings. It runs in a process of its own, and may start ranks.
     function: Callable[[VerifyCase], Iterable[VerifyReading]]
-    needs: Needs
+    needs: Needs  # otherwise it is skipped
 
     @property
     def name(self) -> str:
@@ -135,7 +104,8 @@ def missing(needs: Needs, machine: ThisMachine) -> str:
             return reason
     count = len(machine.gpus)
     if count < needs.gpus:
-        return f"needs {_gpus(needs.gpus)}, and {_gpus(count)} can be used"
+        there = count_text(count, "GPU") if count else "no GPUs"
+        return f"needs {count_text(needs.gpus, 'GPU')}, and {there} can be used"
     if needs.several and count == 1 and machine.has_nccl(needs.frameworks[0]):
         return "needs two GPUs, and 1 GPU can be used"
     for package in needs.packages:
@@ -163,30 +133,24 @@ def _missing_framework(name: str, needs: Needs, machine: ThisMachine) -> str:
     return ""
 
 
-def _gpus(count: int) -> str:
-    return f"{count or 'no'} GPU{'' if count == 1 else 's'}"
-
-
 def listed(values: Iterable[object]) -> str:
     """Values, one after another: a figure of each rank."""
     return ", ".join(map(str, values))
 
 
 def equal(name: str, seen: object, expected: object) -> VerifyReading:
-    """A reading of something that has one right value."""
-    return VerifyReading(name, str(seen), str(expected), seen == expected)
+    """A reading of something that has one right value; a list has those of each rank."""
+    return VerifyReading(name, _text(seen), _text(expected), seen == expected)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, set):
+        value = sorted(value)
+    return listed(value) if isinstance(value, list) else str(value)
 
 
 def speed(name: str, ratio: float, least: float, seen: str, *, judge: bool) -> VerifyReading:
-    """A reading of a speed, compared with a peer's.
-
-    Args:
-        name: what was compared.
-        ratio: to the peer's speed: above 1 is faster.
-        least: what it has to be.
-        seen: the two figures in words.
-        judge: whether it counts; see :meth:`VerifyCase.judges_speed`.
-    """
+    """A reading of a speed: its ratio to a peer's has to be ``least``, if it is judged."""
     expected = f"at least {least:g}"
     if not judge:
         return VerifyReading(name, f"{ratio:.2f} ({seen})", f"{expected}, on GPUs without --quick")

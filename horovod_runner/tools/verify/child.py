@@ -22,12 +22,7 @@ from horovod_runner.tools.verify.check import VerifyReading, decode_case
 
 
 class Trouble(msgspec.Struct, frozen=True, tag="trouble"):
-    """An exception that ended a check.
-
-    Attributes:
-        text: its type and message.
-        details: its traceback.
-    """
+    """An exception that ended a check, and its traceback."""
 
     text: str
     details: str
@@ -37,17 +32,7 @@ _decode_line: Final = msgspec.json.Decoder[VerifyReading | Trouble](VerifyReadin
 
 
 def main(module: str, name: str, case: Path, readings: Path) -> int:
-    """Run a check.
-
-    Args:
-        module: that has the check.
-        name: of the check there.
-        case: a file with a Case.
-        readings: the file to write, one JSON object a line.
-
-    Returns:
-        The exit status: 1 if the check raised an exception.
-    """
+    """Run a check, and write its readings, one JSON object a line; returns the exit status."""
     # A shell starts what runs in the background with SIGINT ignored, and children inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Thread(target=_end_with_parent, daemon=True).start()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from typing import Final
 
@@ -24,75 +23,37 @@ PACKAGES: Final = {
 
 
 class Gpu(msgspec.Struct, frozen=True):
-    """A GPU that the checks may use.
+    """A GPU that the checks may use."""
 
-    Attributes:
-        device: as in CUDA_VISIBLE_DEVICES.
-        uuid: as nvidia-smi shows it, "GPU-..."; empty if it is not known.
-        name: the model.
-    """
-
-    device: str
-    uuid: str = ""
+    device: str  # as in CUDA_VISIBLE_DEVICES
+    uuid: str = ""  # as nvidia-smi shows it, "GPU-..."; empty if it is not known
     name: str = ""
 
 
 class ThisMachine(msgspec.Struct, frozen=True):
-    """A machine as far as checks ask.
+    """A machine as far as checks ask."""
 
-    Attributes:
-        gpus: in the order of CUDA_VISIBLE_DEVICES.
-        frameworks: those that are installed, with Horovod's library for each.
-        packages: those of :data:`PACKAGES` that can be imported.
-        nccl: the version of NCCL; empty if it was not found.
-        host: the machine's name.
-        cores: how many this process may use.
-    """
-
-    gpus: tuple[Gpu, ...] = ()
-    frameworks: tuple[toolchain.Framework, ...] = ()
-    packages: tuple[str, ...] = ()
-    nccl: str = ""
+    gpus: tuple[Gpu, ...] = ()  # in the order of CUDA_VISIBLE_DEVICES
+    frameworks: tuple[toolchain.Framework, ...] = ()  # those that are installed
+    packages: tuple[str, ...] = ()  # those of PACKAGES that can be imported
+    nccl: str = ""  # its version
     host: str = ""
-    cores: int = 1
-
-    def framework(self, name: str) -> toolchain.Framework | None:
-        """An installed framework; None if it is not installed or cannot be imported."""
-        return next((f for f in self.frameworks if f.name == name and not f.error), None)
-
-    def has_cuda(self, name: str) -> bool:
-        """Whether a framework computes on this machine's GPUs."""
-        found = self.framework(name)
-        return bool(self.gpus and found is not None and found.cuda)
+    cores: int = 1  # how many this process may use
 
     def has_nccl(self, name: str) -> bool:
         """Whether Horovod reduces a framework's tensors on this machine's GPUs."""
-        return self.has_cuda(name) and "nccl" in built(self.framework(name))
-
-
-def built(framework: toolchain.Framework | None) -> tuple[str, ...]:
-    """What Horovod's library for a framework was built with; empty if there is none."""
-    return framework.horovod.built if framework is not None and framework.horovod else ()
+        found = next((f for f in self.frameworks if f.name == name and not f.error), None)
+        if found is None or found.horovod is None or not found.cuda:
+            return False
+        return bool(self.gpus) and "nccl" in found.horovod.built
 
 
 def look(used: Sequence[Gpu], frameworks: Sequence[str]) -> ThisMachine:
-    """Look at this machine.
-
-    Args:
-        used: the GPUs that the checks may use.
-        frameworks: those to import, each in a process of its own.
-    """
-    has_horovod = toolchain.distribution_version("horovod") is not None
-
-    def find(name: str) -> toolchain.Framework | None:
-        return toolchain.find_framework(name, with_horovod=has_horovod)
-
-    with ThreadPoolExecutor(max_workers=len(frameworks) or 1) as pool:
-        found = [framework for framework in pool.map(find, frameworks) if framework is not None]
+    """Look at this machine, of which checks may use some GPUs, and import some frameworks."""
     nccl = toolchain.find_nccl()
     return ThisMachine(
         gpus=tuple(used),
-        frameworks=tuple(found),
+        frameworks=tuple(toolchain.find_frameworks(frameworks, with_horovod=True)),
         packages=tuple(name for name in PACKAGES if find_spec(name) is not None),
         nccl=nccl.version if nccl else "",
         host=platform.node(),
@@ -118,15 +79,7 @@ def visible() -> tuple[Gpu, ...]:
 
 
 def first(found: Sequence[Gpu], count: int | None) -> tuple[Gpu, ...]:
-    """The first of some GPUs.
-
-    Args:
-        found: the GPUs.
-        count: how many; None for all.
-
-    Raises:
-        GpuError: there are fewer.
-    """
+    """The first of some GPUs, or all; raises GpuError if there are fewer."""
     if count is None:
         return tuple(found)
     if not 0 <= count <= len(found):
@@ -141,13 +94,8 @@ def first(found: Sequence[Gpu], count: int | None) -> tuple[Gpu, ...]:
 def environment(used: Sequence[Gpu], all_visible: Sequence[Gpu]) -> dict[str, str]:
     """Variables that show the checks some of the visible GPUs.
 
-    Args:
-        used: the GPUs to show.
-        all_visible: those of :func:`visible`.
-
-    Returns:
-        Nothing to hide: only the order of the GPUs, if the user has not chosen one. It is that of
-        nvidia-smi, so that its UUIDs name the devices.
+    With nothing to hide they are only the order of the GPUs, if the user has not chosen one. It is
+    that of nvidia-smi, so that its UUIDs name the devices.
     """
     variables = {}
     if "CUDA_DEVICE_ORDER" not in os.environ:

@@ -30,11 +30,7 @@ CHECKS: Final[Sequence[VerifyCheck]] = tuple(
 
 
 def find(name: str) -> VerifyCheck:
-    """Return a check.
-
-    Raises:
-        HorovodRunnerError: there is no check of that name.
-    """
+    """Return a check."""
     for check in CHECKS:
         if check.name == name:
             return check

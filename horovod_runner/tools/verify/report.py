@@ -25,16 +25,7 @@ _INDENT: Final = " " * 9
 
 
 class VerifyReport(msgspec.Struct, frozen=True):
-    """All results of one call of `horovod-runner verify`.
-
-    Attributes:
-        machine: what the checks used of the machine.
-        results: in the order of the checks; fewer than were asked for if it was interrupted.
-        began: in seconds since the epoch.
-        seconds: how long all took.
-        quick: whether sizes were tiny.
-        version: of this package.
-    """
+    """All results of one call of `horovod-runner verify`; fewer if it was interrupted."""
 
     machine: ThisMachine
     results: tuple[CheckResult, ...]
@@ -73,12 +64,7 @@ def summary(report: VerifyReport) -> str:
 
 
 def lines(result: CheckResult, width: int) -> list[str]:
-    """A result for a terminal.
-
-    Args:
-        result: of one check.
-        width: of the terminal.
-    """
+    """A result for a terminal."""
     width = max(width, _NARROWEST)
     took = f"  ({numbers.duration(result.seconds)})" if result.status != "skipped" else ""
     found = textwrap.wrap(
@@ -105,11 +91,7 @@ def _reading_lines(reading: VerifyReading, width: int) -> list[str]:
 
 
 def write_page(report: VerifyReport, path: Path) -> None:
-    """Write the page to a file that only this user can read.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Write the page to a file that only this user can read."""
     write(page(report), path)
 
 

@@ -10,7 +10,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
@@ -23,45 +22,27 @@ from horovod_runner.tools.verify.machine import ThisMachine
 Status = Literal["passed", "failed", "skipped"]
 
 _OUTPUT_LINES: Final = 40
+_PATIENCE: Final = 20.0  # seconds for a check that was interrupted: it ends its ranks within ten
 
 
 class CheckResult(msgspec.Struct, frozen=True):
-    """How a check went.
-
-    Attributes:
-        name, claim, page: those of the check.
-        status: "failed" if a reading is not as expected, or if the check did not get to its end.
-        readings: what it saw; of a check that did not get to its end, what it saw until then.
-        reason: why it was skipped, or why it did not get to its end; otherwise empty.
-        seconds: how long it took.
-        output: the end of what it and its ranks printed, if it failed; and a traceback.
-    """
+    """How a check went."""
 
     name: str
     claim: str
     page: str
-    status: Status
+    status: Status  # "failed": a reading is not as expected, or it did not get to its end
     readings: tuple[VerifyReading, ...] = ()
-    reason: str = ""
+    reason: str = ""  # why it was skipped, or did not get to its end
     seconds: float = 0.0
-    output: str = ""
+    output: str = ""  # the end of what it and its ranks printed, if it failed; and a traceback
 
 
-@dataclass(frozen=True)
-class CheckTimes:
-    """How long a check may take.
-
-    Attributes:
-        end_seconds: to end after it was interrupted. A check ends its ranks within about ten.
-    """
-
-    end_seconds: float = 20.0
-
-    def ends(self, process: subprocess.Popen[bytes], limit: float) -> bool:
-        """Wait for a check, and say whether it has ended within a number of seconds."""
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(limit)
-        return process.poll() is not None
+def ends(process: subprocess.Popen[bytes], limit: float) -> bool:
+    """Wait for a check, and say whether it has ended within a number of seconds."""
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(limit)
+    return process.poll() is not None
 
 
 def run(
@@ -71,18 +52,10 @@ def run(
     quick: bool,
     variables: Mapping[str, str],
     begin: Callable[[VerifyCheck], None],
-    times: CheckTimes | None = None,
+    wait: Callable[[subprocess.Popen[bytes], float], bool] = ends,
+    patience: float = _PATIENCE,
 ) -> Iterator[CheckResult]:
-    """Run checks, and yield how each went.
-
-    Args:
-        checks: in this order.
-        machine: what the checks may use of this machine.
-        quick: whether to use tiny sizes.
-        variables: environment variables for the checks.
-        begin: called before a check runs.
-        times: how long a check may take; None: its own limit.
-    """
+    """Run checks in their order, and yield how each went; ``begin`` is called before each."""
     for check in checks:
         reason = missing(check.needs, machine)
         if reason:
@@ -92,11 +65,15 @@ def run(
         with tempfile.TemporaryDirectory(
             prefix="horovod_runner-verify-", ignore_cleanup_errors=True
         ) as folder:
-            yield _run(check, VerifyCase(machine, quick, folder), variables, times or CheckTimes())
+            yield _run(check, VerifyCase(machine, quick, folder), variables, wait, patience)
 
 
 def _run(
-    check: VerifyCheck, case: VerifyCase, variables: Mapping[str, str], times: CheckTimes
+    check: VerifyCheck,
+    case: VerifyCase,
+    variables: Mapping[str, str],
+    wait: Callable[[subprocess.Popen[bytes], float], bool],
+    patience: float,
 ) -> CheckResult:
     folder = Path(case.folder)
     given, readings, log = folder / "case.json", folder / "readings", folder / "output"
@@ -116,9 +93,9 @@ def _run(
             start_new_session=True,
         )
         try:
-            late = not times.ends(process, check.limit)
+            late = not wait(process, check.limit)
         finally:
-            _end(process, times.end_seconds)
+            _end(process, patience)
     seconds = time.monotonic() - start
     found, trouble = child.read(readings)
     printed = log.read_text(errors="replace").splitlines()[-_OUTPUT_LINES:]
@@ -139,13 +116,7 @@ def _run(
 
 
 def ended_badly(code: int, trouble: child.Trouble | None, limit: float | None) -> str:
-    """Why a check did not get to its end; empty if it did.
-
-    Args:
-        code: the exit code of its process, negative for a signal.
-        trouble: the exception that it raised.
-        limit: the seconds after which it was ended; None if it was not.
-    """
+    """Why a check did not get to its end, or was not let past its limit; empty if it did."""
     if limit is not None:
         return f"it was ended because it took longer than {limit:g} s"
     if trouble is not None:

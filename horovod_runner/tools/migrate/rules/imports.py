@@ -39,10 +39,6 @@ def uses_keras_2(code: Code) -> bool:
     return "TF_USE_LEGACY_KERAS" in code.text or code.imports("tf_keras")
 
 
-def _uses_keras_3(code: Code) -> bool:
-    return not uses_keras_2(code)
-
-
 def _in_sparkdl(name: str) -> bool:
     return name.partition(".")[0] == "sparkdl"
 
@@ -86,7 +82,7 @@ def _whole_sparkdl(code: Code, node: cst.Import) -> OldCode | None:
     return OldCode(node, _GONE, {node: lambda _: new, **changes})
 
 
-@on(m.ImportFrom(), when=_uses_keras_3)
+@on(m.ImportFrom(), when=lambda code: not uses_keras_2(code))
 def _horovod_keras(_code: Code, node: cst.ImportFrom) -> OldCode | None:
     module = tree.dotted(node.module)
     if node.module is not None and _KERAS.match(module):
@@ -101,7 +97,7 @@ def _horovod_keras(_code: Code, node: cst.ImportFrom) -> OldCode | None:
     return None
 
 
-@on(m.ImportAlias(), when=_uses_keras_3)
+@on(m.ImportAlias(), when=lambda code: not uses_keras_2(code))
 def _horovod_keras_as(code: Code, alias: cst.ImportAlias) -> OldCode | None:
     module = tree.dotted(alias.name)
     if not _KERAS.match(module) or not isinstance(code.parent(alias), cst.Import):

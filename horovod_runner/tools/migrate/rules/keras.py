@@ -132,15 +132,13 @@ fix(
 @on(m.Call(m.Attribute()), when=applies)
 def _save_format(code: Code, call: cst.Call) -> OldCode | None:
     saved = tree.argument(call, "save_format")
-    return (
-        None
-        if saved is None
-        else OldCode(
-            call,
-            "Keras 3's save takes the format from the file's name: .keras or .h5. For a SavedModel "
-            f"call model.export(...), without save_format={code.source(saved.value)}",
-        )
+    if saved is None:
+        return None
+    why = (
+        "Keras 3's save takes the format from the file's name: .keras or .h5. For a SavedModel "
+        f"call model.export(...), without save_format={code.source(saved.value)}"
     )
+    return OldCode(call, why)
 
 
 # Optimizers
@@ -149,7 +147,7 @@ def _save_format(code: Code, call: cst.Call) -> OldCode | None:
 @on(m.Call())
 def _learning_rate(code: Code, call: cst.Call) -> OldCode | None:
     rate = tree.argument(call, "lr")
-    if rate is None or rate.keyword is None or not _is_optimizer_class(code, call.func):
+    if rate is None or not _is_optimizer_class(code, call.func):
         return None
     why = (
         "Keras's optimizers call it learning_rate. Keras 3 refuses lr=, the latest Keras 2 ignores "

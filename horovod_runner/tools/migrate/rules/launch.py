@@ -64,15 +64,11 @@ def _zero_ranks(_code: Code, call: cst.Call) -> OldCode | None:
     np = tree.argument(call, "np", 0)
     if np is not None and np.keyword is None:
         return OldCode(call, "np is a keyword argument now", {np: tree.with_keyword("np")})
-    return (
-        OldCode(
-            call,
-            "np=0 takes as many ranks as Spark has slots when the call runs, so two runs may "
-            "differ. It still works, with a warning. Write the number of ranks",
-        )
-        if tree.is_value(np, "0")
-        else None
+    why = (
+        "np=0 takes as many ranks as Spark has slots when the call runs, so two runs may differ. "
+        "It still works, with a warning. Write the number of ranks"
     )
+    return OldCode(call, why) if tree.is_value(np, "0") else None
 
 
 @rule

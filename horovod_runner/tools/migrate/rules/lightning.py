@@ -44,7 +44,7 @@ def _applies(code: Code) -> bool:
 def _lightning_strategy(code: Code, call: cst.Call) -> OldCode | None:
     for name in ("strategy", "accelerator", "distributed_backend"):
         arg = tree.argument(call, name)
-        if arg is None or arg.keyword is None or tree.string(arg.value) != "horovod":
+        if arg is None or tree.string(arg.value) != "horovod":
             continue
         changes = {
             arg.keyword: tree.becomes("strategy"),
@@ -62,7 +62,7 @@ def _lightning_strategy(code: Code, call: cst.Call) -> OldCode | None:
 @on(m.Call(tree.ending("Trainer")), when=_applies)
 def _gpus(code: Code, call: cst.Call) -> OldCode | None:
     arg = tree.argument(call, "gpus")
-    if arg is None or arg.keyword is None:
+    if arg is None:
         return None
     why = (
         "Lightning 2 has no argument gpus: devices says how many GPUs, and accelerator of which "
@@ -85,7 +85,7 @@ def _renamed(code: Code, call: cst.Call) -> OldCode | None:
     reasons = []
     for old, new in _RENAMED.items():
         arg = tree.argument(call, old)
-        if arg is not None and arg.keyword is not None:
+        if arg is not None:
             changes[arg.keyword] = tree.becomes(new)
             reasons.append(f"{old} is called {new}")
     if not changes:
@@ -96,10 +96,8 @@ def _renamed(code: Code, call: cst.Call) -> OldCode | None:
 @on(m.Call(tree.ending("Trainer")), when=_applies)
 def _dropped(code: Code, call: cst.Call) -> OldCode | None:
     found = [name for name in tree.keywords(call) if name in _DROPPED]
-    if not found:
-        return None
     why = "; ".join(f"Lightning 2 has no argument {name}: {_DROPPED[name]}" for name in found)
-    return OldCode(call, why)
+    return OldCode(call, why) if found else None
 
 
 for _step in ("training", "validation", "test", "predict"):

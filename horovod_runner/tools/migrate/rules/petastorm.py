@@ -65,8 +65,7 @@ def _one(
     if not uses or (not passed and local in _parameters(function)):
         return
     if any(function_of(code, call.func) is function for call in code.all(cst.Call)):
-        by_hand = f"By hand: {function.name.value} is also called directly"
-        yield OldCode(uses[0], f"{_WHY}. {by_hand}")
+        yield OldCode(uses[0], f"{_WHY}. By hand: {function.name.value} is also called directly")
         return
     changes: tree.Changes = {arg.value: tree.becomes(frame) for arg in passed}
     modules: set[str] = set()
@@ -138,12 +137,9 @@ def _loader(code: Code, call: cst.Call, function: str, modules: set[str]) -> tre
             "you compute with hvd.allreduce"
         )
     size, epochs = tree.argument(call, "batch_size", 0), tree.argument(call, "num_epochs", 1)
-    shuffle = (
-        ""
-        if tree.is_value(tree.argument(call, "shuffle_row_groups"), "False")
-        else ", shuffle=True"
-    )
-    new = f"{function}({'32' if size is None else code.source(size.value)}{shuffle})"
+    in_order = tree.is_value(tree.argument(call, "shuffle_row_groups"), "False")
+    rows = "32" if size is None else code.source(size.value)
+    new = f"{function}({rows})" if in_order else f"{function}({rows}, shuffle=True)"
     endless = epochs is None or tree.is_value(epochs, "None")
     if not endless and not tree.is_value(epochs, "1"):
         raise _ByHandError("num_epochs. Each loop over the batches is one epoch")
@@ -207,8 +203,7 @@ def _others(code: Code) -> Iterator[OldCode]:
         return
     for make in code.found(_MAKE):
         if not _is_replaced(code, _frame(code, make)):
-            by_hand = "By hand: the function of run does not use it directly"
-            yield OldCode(make, f"{_WHY}. {by_hand}")
+            yield OldCode(make, f"{_WHY}. By hand: the function of run does not use it directly")
 
 
 def _is_replaced(code: Code, frame: str) -> bool:

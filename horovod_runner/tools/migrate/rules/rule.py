@@ -14,23 +14,14 @@ When: TypeAlias = Callable[[Code], bool]
 RULES: list[Rule] = []
 
 
-def _always(_code: Code) -> bool:
-    return True
-
-
 def rule(function: Rule) -> Rule:
     """Add a rule for a whole text."""
     RULES.append(function)
     return function
 
 
-def on(*matchers: Any, when: When = _always) -> Callable[..., Any]:
-    """Add a rule for each node that a matcher matches.
-
-    Args:
-        matchers: each for one kind of node.
-        when: for which texts.
-    """
+def on(*matchers: Any, when: When = lambda _code: True) -> Callable[..., Any]:
+    """Add a rule for each node that one of some matchers matches."""
 
     def add(function: Callable[[Code, Any], OldCode | None]) -> Any:
         @rule
@@ -50,17 +41,12 @@ def fix(
     why: str,
     change: Change | None = None,
     *,
-    when: When = _always,
+    when: When = lambda _code: True,
     where: Callable[[Code, Any], bool] = lambda _code, _node: True,
 ) -> None:
     """Add a rule with one reason and one change of the node; only told without a change.
 
-    Args:
-        matcher: for one kind of node.
-        why: what is wrong, and what to write.
-        change: of the node.
-        when: for which texts.
-        where: for which nodes.
+    ``when`` chooses texts, ``where`` nodes in them.
     """
 
     @on(matcher, when=when)

@@ -33,15 +33,11 @@ _UNDERSTOOD = {_GPU, "gpu_options.allow_growth", "device_count", *_THREADS}
 _UNDERSTOOD |= {"allow_soft_placement", "log_device_placement"}  # and not needed
 
 
-def _uses_tensorflow(code: Code) -> bool:
-    return code.imports("tensorflow")
-
-
 def _uses_no_compat(code: Code) -> bool:
     return code.imports("tensorflow") and not code.imports("tensorflow.compat.v1")
 
 
-@on(_SET_SESSION, when=_uses_tensorflow)
+@on(_SET_SESSION, when=lambda code: code.imports("tensorflow"))
 def _set_session(code: Code, call: cst.Call) -> OldCode:
     """A ConfigProto, its settings, and the session of Keras that is made of it."""
     told = OldCode(call, f"{_WHY}. Write what this session sets with tf.config")
@@ -116,14 +112,10 @@ def _configured(code: Code, statement: Any, name: str) -> list[Any]:
     return lines if len(list(code.uses(name, block))) == len(lines) + 1 else []
 
 
-def _name(code: Code, node: cst.CSTNode) -> str:
-    return code.name(node, "tensorflow")
-
-
 @on(m.Attribute(), when=_uses_no_compat)
 def _renamed(code: Code, node: cst.Attribute) -> OldCode | None:
     """`tf.log`, and other functions with another name in TensorFlow 2."""
-    name = _name(code, node)
+    name = code.name(node, "tensorflow")
     if name not in names.TENSORFLOW:
         return None
     new = f"{code.source(node.value)}.{names.TENSORFLOW[name]}"
@@ -138,7 +130,7 @@ def _graphs(code: Code) -> Iterator[OldCode]:
     known = _IN_SESSIONS if any(True for _ in code.found(_SET_SESSION)) else ()
     found: dict[str, cst.CSTNode] = {}
     for node in code.all(cst.Attribute):
-        name = _name(code, node)
+        name = code.name(node, "tensorflow")
         if name in names.GRAPH and name not in known:
             found.setdefault(name, node)
     if found:

@@ -136,7 +136,9 @@ def _late_init(code: Code, unit: Unit) -> Iterator[OldCode]:
     for node in [node for node, name in _uses(code, unit) if name == "init"]:
         statement = code.statement(node)
         block = None if statement is None else code.parent(statement)
-        if block is None or code.unit(node) is not unit or _is_loop(code.parent(block)):
+        if block is None or code.unit(node) is not unit:
+            continue
+        if isinstance(code.parent(block), cst.For | cst.While):
             continue
         for earlier in block.body[: block.body.index(statement)]:
             if isinstance(earlier, cst.FunctionDef | cst.ClassDef):
@@ -147,10 +149,6 @@ def _late_init(code: Code, unit: Unit) -> Iterator[OldCode]:
                 why = "hvd.init() comes after the first use of Horovod"
                 yield OldCode(statement or node, why, changes or {})
                 return
-
-
-def _is_loop(node: cst.CSTNode | None) -> bool:
-    return isinstance(node, cst.For | cst.While)
 
 
 @rule

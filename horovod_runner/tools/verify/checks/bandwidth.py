@@ -30,14 +30,9 @@ AllreduceTimes = dict[str, dict[int, float]]
 
 
 def bus_bandwidth(size: int, seconds: float, ranks: int) -> float:
-    """The bus bandwidth of an allreduce in GB/s, as nccl-tests computes it.
+    """The bus bandwidth of an allreduce of some bytes in GB/s, as nccl-tests computes it.
 
     It does not depend on the number of ranks, so it can be compared with that of the links.
-
-    Args:
-        size: bytes of the tensor.
-        seconds: of one allreduce.
-        ranks: how many.
     """
     return size / seconds / 1e9 * 2 * (ranks - 1) / ranks
 
@@ -75,15 +70,7 @@ def allreduce(case: VerifyCase) -> Iterator[VerifyReading]:
 
 
 def time_allreduce(sizes: Sequence[int], turns: int) -> AllreduceTimes:
-    """Time allreduces on one rank; the ranks' ``main``.
-
-    Args:
-        sizes: bytes of the tensors.
-        turns: how often to time each of the two systems, after a turn that is not counted.
-
-    Returns:
-        The median seconds of an allreduce, by system and size.
-    """
+    """Time allreduces of some bytes in turns with a peer; the ranks' ``main``."""
     import horovod.torch as hvd
     import torch
     import torch.distributed
@@ -108,12 +95,7 @@ def time_allreduce(sizes: Sequence[int], turns: int) -> AllreduceTimes:
 
 
 def read_times(times: Sequence[AllreduceTimes], *, judge: bool) -> list[VerifyReading]:
-    """What the ranks' times show.
-
-    Args:
-        times: of each rank.
-        judge: whether the bandwidth of the largest tensor counts.
-    """
+    """What the ranks' times show; the bandwidth of the largest tensor may count."""
     readings = []
     ranks, sizes = len(times), list(times[0][_OURS])
     for size in sizes:
@@ -148,15 +130,7 @@ def find_program(variables: Mapping[str, str] = os.environ) -> Path | None:
 
 
 def run_program(program: Path, ranks: int, size: int, ours: float, *, judge: bool) -> VerifyReading:
-    """Run nccl-tests on the same GPUs, and compare its bus bandwidth with ours.
-
-    Args:
-        program: as :func:`find_program` finds it.
-        ranks: the number of GPUs.
-        size: bytes of the tensor.
-        ours: Horovod's bus bandwidth in GB/s.
-        judge: whether the comparison counts.
-    """
+    """Run nccl-tests on the same GPUs, and compare its bus bandwidth with ours, both in GB/s."""
     command = [str(program), "-b", f"{size}", "-e", f"{size}", "-g", f"{ranks}"]
     name = f"allreduce of {_power_of_two(size)}, {_OURS} / nccl-tests"
     try:

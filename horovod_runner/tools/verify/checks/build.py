@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from horovod_runner.tools.horovod_build import toolchain
-from horovod_runner.tools.verify.check import Needs, VerifyCase, VerifyReading, check, equal
-from horovod_runner.tools.verify.machine import ThisMachine, built
+from horovod_runner.tools.verify.check import Needs, VerifyCase, VerifyReading, check, equal, listed
+from horovod_runner.tools.verify.machine import ThisMachine
 
 _PLANES: Final = ("NCCL", "MPI", "GLOO")
 _NUMBERS: Final = 1000  # in a small tensor
@@ -32,21 +32,12 @@ def read_libraries(machine: ThisMachine) -> list[VerifyReading]:
     if machine.gpus:
         ready = [each.name for each in machine.frameworks if machine.has_nccl(each.name)]
         remedy = "" if ready else ": horovod-runner install --gpu --rebuild"
-        readings.append(
-            VerifyReading(
-                "frameworks whose gradients go over NCCL",
-                (", ".join(ready) or "none") + remedy,
-                "at least one",
-                bool(ready),
-            )
-        )
+        name, seen = "frameworks whose gradients go over NCCL", listed(ready) or "none"
+        readings.append(VerifyReading(name, seen + remedy, "at least one", bool(ready)))
         readings.append(VerifyReading("NCCL", machine.nccl or "not found"))
-        readings += [
-            VerifyReading(
-                f"GPU {gpu.device}", " ".join(filter(None, [gpu.name, gpu.uuid])) or "unknown"
-            )
-            for gpu in machine.gpus
-        ]
+        for gpu in machine.gpus:
+            known = f"{gpu.name} {gpu.uuid}".strip()
+            readings.append(VerifyReading(f"GPU {gpu.device}", known or "unknown"))
     return readings
 
 
@@ -57,7 +48,7 @@ def _library(framework: toolchain.Framework, machine: ThisMachine) -> VerifyRead
     if framework.error or horovod is None or horovod.error:
         error = framework.error or (horovod.error if horovod else None) or "not installed"
         return VerifyReading(name, f"{error} ({about})", "loads", False)
-    planes = ", ".join(built(framework))
+    planes = ", ".join(horovod.built)
     # One build serves one CUDA release, so another framework may be the one with NCCL.
     needs_nccl = machine.gpus and framework.cuda and not machine.has_nccl(framework.name)
     ok = None if needs_nccl else True
@@ -65,13 +56,7 @@ def _library(framework: toolchain.Framework, machine: ThisMachine) -> VerifyRead
 
 
 class Reduced(NamedTuple):
-    """The result of one collective on one rank.
-
-    Attributes:
-        name: of the collective.
-        right: whether all numbers are right.
-        device: the type of the device of the result.
-    """
+    """The result of one collective on one rank: whether it is right, and the type of its device."""
 
     name: str
     right: bool
@@ -90,11 +75,7 @@ def reductions(case: VerifyCase) -> Iterator[VerifyReading]:
 
 
 def collectives(large: int) -> list[Reduced]:
-    """Run Horovod's collectives on this rank's device; the ranks' ``main``.
-
-    Args:
-        large: the numbers in the largest tensor.
-    """
+    """Run Horovod's collectives on this rank's device; the ranks' ``main``."""
     import horovod.torch as hvd
     import torch
 
@@ -122,11 +103,8 @@ def collectives(large: int) -> list[Reduced]:
         compare(f"tensor {number} of a group", part, 2**number * (plain * size + others))
     compare("broadcast", hvd.broadcast(mine, size - 1), plain + size - 1)
     ranks = torch.arange(size, device=device)
-    compare(
-        "allgather",
-        hvd.allgather(torch.full((2,), rank, device=device)),
-        ranks.repeat_interleave(2),
-    )
+    gathered = hvd.allgather(torch.full((2,), rank, device=device))
+    compare("allgather", gathered, ranks.repeat_interleave(2))
     compare("alltoall", hvd.alltoall(ranks + size * rank), ranks * size + rank)
     part = hvd.reducescatter(torch.ones(2 * size, device=device), op=hvd.Sum)
     compare("reducescatter", part, torch.full((2,), float(size), device=device))
@@ -136,12 +114,7 @@ def collectives(large: int) -> list[Reduced]:
 
 
 def read_reductions(results: Sequence[Sequence[Reduced]], device: str) -> list[VerifyReading]:
-    """What the ranks' results show.
-
-    Args:
-        results: of each rank.
-        device: the type of the device that they should be on.
-    """
+    """What the ranks' results show, beside the type of the device that they should be on."""
     wrong = [
         f"{each.name} on rank {rank}"
         for rank, found in enumerate(results)
@@ -151,11 +124,10 @@ def read_reductions(results: Sequence[Sequence[Reduced]], device: str) -> list[V
     devices = {each.device for found in results for each in found}
     count = sum(len(found) for found in results)
     seen = f"{count - len(wrong)} of {count}" + (f"; wrong: {', '.join(wrong)}" if wrong else "")
+    name = f"right results on {len(results)} ranks"
     return [
-        VerifyReading(
-            f"right results on {len(results)} ranks", seen, f"{count} of {count}", not wrong
-        ),
-        equal("device of the results", ", ".join(sorted(devices)), device),
+        VerifyReading(name, seen, f"{count} of {count}", not wrong),
+        equal("device of the results", devices, {device}),
     ]
 
 

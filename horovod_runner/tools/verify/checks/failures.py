@@ -14,7 +14,7 @@ import psutil
 
 from horovod_runner.common.text import bytes_text
 from horovod_runner.errors import CancelledError, HangError, RankFailedError
-from horovod_runner.tools.verify.check import VerifyCase, VerifyReading, check, equal, listed
+from horovod_runner.tools.verify.check import VerifyCase, VerifyReading, check, equal
 
 _HELD: Final = 1 << 30  # bytes that a rank allocates on its GPU
 _QUICK_HELD: Final = 1 << 20
@@ -32,13 +32,9 @@ _ENDS: Final[Mapping[str, type[BaseException]]] = {
 
 
 class FailedRun(NamedTuple):
-    """One run that failed.
+    """One run that failed: bytes in use on each GPU, by UUID, and how many processes were left.
 
-    Attributes:
-        how: of the keys of the table above.
-        error: the type of its error, and its message if it is not the right one.
-        processes: how many processes of it were left.
-        before, during, after: bytes in use on each GPU, by UUID.
+    ``error`` is its type, and its message if it is not the right one.
     """
 
     how: str
@@ -98,13 +94,10 @@ def _signs(sign: Path) -> list[Path]:
 
 
 def hold_and_fail(how: str, held: int, sign: str) -> None:
-    """Allocate memory on the rank's device, and let the last rank fail; the ranks' ``main``.
+    """Allocate bytes on the rank's device, and let the last rank fail; the ranks' ``main``.
 
-    Args:
-        how: the failure.
-        held: bytes to allocate.
-        sign: the start of the paths of files that say that a rank holds its memory. The driver
-            answers each by another one, when it has looked at the GPUs.
+    ``sign`` is the start of the paths of files that say that a rank holds its memory. The driver
+    answers each by another one, when it has looked at the GPUs.
     """
     import signal
 
@@ -130,11 +123,7 @@ def hold_and_fail(how: str, held: int, sign: str) -> None:
 
 
 def used_memory(own: set[str]) -> dict[str, int]:
-    """Bytes in use on GPUs by UUID, as nvidia-smi says; empty without it.
-
-    Args:
-        own: the UUIDs to look at.
-    """
+    """Bytes in use on some GPUs by UUID, as nvidia-smi says; empty without it."""
     command = ["nvidia-smi", "--query-gpu=uuid,memory.used", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
@@ -170,12 +159,7 @@ def _more(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]
 
 
 def read_failure(seen: FailedRun, *, on_gpus: bool) -> list[VerifyReading]:
-    """What a failed run shows.
-
-    Args:
-        seen: the run.
-        on_gpus: whether its ranks had GPUs.
-    """
+    """What a failed run shows."""
     how = seen.how
     readings = [
         equal(f"{how}: error of the run", seen.error, _ENDS[how].__name__),
@@ -204,15 +188,12 @@ def restart(case: VerifyCase) -> Iterator[VerifyReading]:
     resumed = run.attempts[-1].resumed_from if run is not None else None
     yield equal("resumed from step", resumed, _STEPS // 2)
     count = len(results)
-    yield equal("steps on each rank", listed(r[0] for r in results), listed([_STEPS] * count))
-    yield equal("device of the state", listed(r[1] for r in results), listed([device] * count))
+    yield equal("steps on each rank", [steps for steps, _ in results], [_STEPS] * count)
+    yield equal("device of the state", [kind for _, kind in results], [device] * count)
 
 
 def count_up(folder: str) -> tuple[int, str]:
     """Count steps in a tensor, and let the last rank be killed once; the ranks' ``main``.
-
-    Args:
-        folder: of the checkpoints.
 
     Returns:
         The number of steps, and the type of the tensor's device.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
@@ -28,24 +29,16 @@ _QUICK: Final = FeedSize(256, 48, 16)
 
 
 class Fed(NamedTuple):
-    """What a rank measured.
+    """What a rank measured."""
 
-    Attributes:
-        devices: the devices of the batches.
-        wrong: how many numbers of two epochs were wrong when they were read on the device at once,
-            in the second one on another stream.
-        rows: the numbers of the rows of an epoch.
-        copies: the kinds of copies to the GPU that torch's profiler saw, with how many there were.
-        fed: the median seconds of a step with batches of the dataset.
-        plain: the same with one batch that stays on the device.
-    """
-
-    devices: set[str]
+    devices: set[str]  # of the batches
+    # How many numbers of two epochs were wrong when they were read on the device at once, in the
+    # second one on another stream.
     wrong: int
-    rows: list[int]
-    copies: dict[str, int]
-    fed: float
-    plain: float
+    rows: list[int]  # the numbers of the rows of an epoch
+    copies: dict[str, int]  # how many to the GPU torch's profiler saw, by their kinds
+    fed: float  # the median seconds of a step with batches of the dataset
+    plain: float  # the same with one batch that stays on the device
 
 
 @check("howto/gpu.md#how-fast", 120, Needs(packages=("pyarrow",)))
@@ -110,11 +103,8 @@ def read(data: Any, size: FeedSize) -> Fed:
     with profiled(on_gpu) as profiler:
         for x, _ in batches:
             step(x, products)
-    copies = (
-        {each.key: each.count for each in profiler.key_averages() if "Memcpy HtoD" in each.key}
-        if on_gpu
-        else {}
-    )
+    events = profiler.key_averages() if on_gpu else ()
+    copies = {each.key: each.count for each in events if "Memcpy HtoD" in each.key}
     for _ in range(2):
         start = time.perf_counter()
         for x, _ in batches:
@@ -149,26 +139,15 @@ def profiled(on_gpu: bool) -> Any:
 def read_feed(
     results: Sequence[Fed], size: FeedSize, *, on_gpus: bool, judge: bool
 ) -> list[VerifyReading]:
-    """What the ranks measured.
-
-    Args:
-        results: of each rank.
-        size: of the dataset.
-        on_gpus: whether the ranks have GPUs.
-        judge: whether speeds count.
-    """
+    """What the ranks measured."""
     devices = [", ".join(sorted(each.devices)) for each in results]
     own = [f"cuda:{rank}" if on_gpus else "cpu" for rank in range(len(results))]
+    wrong = sum(each.wrong for each in results)
+    rows = {row for each in results for row in each.rows}
     readings = [
-        equal("device of each rank's batches", ", ".join(devices), ", ".join(own)),
-        equal(
-            "wrong numbers in two epochs, on two streams", sum(each.wrong for each in results), 0
-        ),
-        equal(
-            "different rows in an epoch of all ranks",
-            len({row for each in results for row in each.rows}),
-            size.rows,
-        ),
+        equal("device of each rank's batches", devices, own),
+        equal("wrong numbers in two epochs, on two streams", wrong, 0),
+        equal("different rows in an epoch of all ranks", len(rows), size.rows),
     ]
     if on_gpus:
         readings.append(_copies(results))
@@ -181,10 +160,9 @@ def read_feed(
 
 
 def _copies(results: Sequence[Fed]) -> VerifyReading:
-    kinds: dict[str, int] = {}
+    kinds = Counter[str]()
     for each in results:
-        for kind, count in each.copies.items():
-            kinds[kind] = kinds.get(kind, 0) + count
+        kinds.update(each.copies)
     seen = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
     if not kinds:  # CUPTI may be kept from working
         return VerifyReading("copies to the GPU", "torch's profiler saw none", _PINNED)

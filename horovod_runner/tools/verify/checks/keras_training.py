@@ -11,14 +11,7 @@ _FEATURES = 8
 
 
 class KerasFit(NamedTuple):
-    """What a rank saw of its training.
-
-    Attributes:
-        backend: of Keras.
-        device: of the weights: "GPU" or "CPU".
-        losses: by epoch, averaged over the ranks.
-        weights: all of them, one after another.
-    """
+    """What a rank saw: Keras's backend, the device of the weights, the losses, and all weights."""
 
     backend: str
     device: str
@@ -85,23 +78,15 @@ def device_type(model: Any) -> str:
 
 
 def read_fits(results: Sequence[KerasFit], backend: str, device: str) -> list[VerifyReading]:
-    """What the ranks saw.
-
-    Args:
-        results: of each rank.
-        backend: that Keras should have.
-        device: that the weights should be on, "GPU" or "CPU".
-    """
+    """What the ranks saw, beside the backend and the device that should be."""
     losses = results[0].losses
     first = results[0].weights
     spread = max(
         abs(mine - own) for each in results for mine, own in zip(each.weights, first, strict=True)
     )
     return [
-        equal("backend", ", ".join(sorted({each.backend for each in results})), backend),
-        equal(
-            "device of the weights", ", ".join(sorted({each.device for each in results})), device
-        ),
+        equal("backend", {each.backend for each in results}, {backend}),
+        equal("device of the weights", {each.device for each in results}, {device}),
         VerifyReading(
             f"loss of {len(results)} ranks in the first and last epoch",
             f"{losses[0]:.4f}, {losses[-1]:.4f}",

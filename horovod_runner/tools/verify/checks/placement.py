@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from horovod_runner.common.text import count_text
 from horovod_runner.errors import GpuError
-from horovod_runner.tools.verify.check import Needs, VerifyCase, VerifyReading, check, equal, listed
+from horovod_runner.tools.verify.check import Needs, VerifyCase, VerifyReading, check, equal
 from horovod_runner.tools.verify.machine import ThisMachine
 
 _PAGE: Final = "howto/gpu.md#which-gpu-a-rank-gets"
@@ -17,31 +17,20 @@ _TENSORFLOW: Final = Needs(gpus=1, frameworks=("tensorflow",))
 
 
 class Device(NamedTuple):
-    """What a rank sees of the GPUs.
-
-    Attributes:
-        local_rank: the rank's number on its host.
-        early: whether CUDA had started before the rank's code used it.
-        gpus: how many the framework sees.
-        current: the number of the device that code without a number uses; -1 without one.
-        uuid: of that device, without "GPU-"; empty if the framework does not say it.
-        total: a sum over all ranks of rank + 1, on that device.
-    """
+    """What a rank sees of the GPUs."""
 
     local_rank: int
-    early: bool
-    gpus: int
-    current: int
-    uuid: str
-    total: float
+    early: bool  # whether CUDA had started before the rank's code used it
+    gpus: int  # how many the framework sees
+    current: int  # the number of the device that code without a number uses; -1 without one
+    uuid: str  # of that device, without "GPU-"; empty if the framework does not say it
+    total: float  # the sum over all ranks of rank + 1, on that device
 
 
 def torch_device(pin: bool, on_cpu: bool = False) -> Device:
     """Use torch's current device on this rank; the ranks' ``main``.
 
-    Args:
-        pin: whether to call ``torch.cuda.set_device(hvd.local_rank())``, as Horovod's examples do.
-        on_cpu: whether to reduce on the CPU.
+    With ``pin`` it calls ``torch.cuda.set_device(hvd.local_rank())``, as Horovod's examples do.
     """
     import horovod.torch as hvd
     import torch
@@ -64,8 +53,7 @@ def torch_device(pin: bool, on_cpu: bool = False) -> Device:
 def tensorflow_device(pin: bool) -> Device:
     """Use TensorFlow's first visible GPU on this rank; the ranks' ``main``.
 
-    Args:
-        pin: whether to call ``set_visible_devices`` by local_rank, as Horovod's examples do.
+    With ``pin`` it calls ``set_visible_devices`` by local_rank, as Horovod's examples do.
     """
     import horovod.tensorflow as hvd
     import tensorflow as tf
@@ -211,8 +199,7 @@ class OnCpu:
 def train_a_step() -> tuple[float, str]:
     """Take one step with gradients that are reduced on the CPU; the ranks' ``main``.
 
-    Returns:
-        The weight, which was 0, and the type of its device.
+    Returns the weight, which was 0, and the type of its device.
     """
     import horovod.torch as hvd
     import torch
@@ -231,24 +218,17 @@ def train_a_step() -> tuple[float, str]:
 def read_steps(results: Sequence[tuple[float, str]], device: str) -> list[VerifyReading]:
     """What the ranks' weights are after :func:`train_a_step`."""
     count = len(results)
-    mean = -(count + 1) / 2
+    name = "weight of each rank after a step with the gradients' mean"
     return [
-        equal(
-            "weight of each rank after a step with the gradients' mean",
-            listed(weight for weight, _ in results),
-            listed([mean] * count),
-        ),
-        equal(
-            "device of the weight", listed(kind for _, kind in results), listed([device] * count)
-        ),
+        equal(name, [weight for weight, _ in results], [-(count + 1) / 2] * count),
+        equal("device of the weight", [kind for _, kind in results], [device] * count),
     ]
 
 
 def try_nccl() -> str:
     """Reduce on a GPU that another rank uses, too; the ranks' ``main``.
 
-    Returns:
-        The first line of the error; empty if the sum was right.
+    Returns the first line of the error; empty if the sum was right.
     """
     import horovod.torch as hvd
     import torch
@@ -292,45 +272,23 @@ def _run(
 
 
 def read_devices(results: Sequence[Device], expected: Sequence[Expected]) -> list[VerifyReading]:
-    """Compare what the ranks see with what they should see.
-
-    Args:
-        results: of the ranks, in order.
-        expected: for each of them.
-    """
+    """Compare what the ranks see, in order, with what they should see."""
+    gpus, current = [e.gpus for e in expected], [e.current for e in expected]
     readings = [
-        equal(
-            "GPUs that a rank sees",
-            listed(r.gpus for r in results),
-            listed(e.gpus for e in expected),
-        ),
-        equal(
-            "current device of each rank",
-            listed(r.current for r in results),
-            listed(e.current for e in expected),
-        ),
+        equal("GPUs that a rank sees", [r.gpus for r in results], gpus),
+        equal("current device of each rank", [r.current for r in results], current),
     ]
     # A framework, or an nvidia-smi that is not there, may not tell UUIDs.
     known = [e.uuid for e in expected]
     seen = [r.uuid for r in results]
     if any(seen) and all(known):
-        readings.append(
-            equal(
-                "UUID of each rank's device",
-                listed(_plain(uuid) for uuid in seen),
-                listed(_plain(uuid) for uuid in known),
-            )
-        )
-    early = [n for n, result in enumerate(results) if result.early]
-    readings.append(equal("ranks whose CUDA started with an import", len(early), 0))
-    total = len(results) * (len(results) + 1) / 2
-    readings.append(
-        equal(
-            "sum over the ranks",
-            listed(f"{r.total:g}" for r in results),
-            listed([f"{total:g}"] * len(results)),
-        )
-    )
+        own, right = [_plain(uuid) for uuid in seen], [_plain(uuid) for uuid in known]
+        readings.append(equal("UUID of each rank's device", own, right))
+    early = sum(result.early for result in results)
+    readings.append(equal("ranks whose CUDA started with an import", early, 0))
+    count = len(results)
+    total = f"{count * (count + 1) / 2:g}"
+    readings.append(equal("sum over the ranks", [f"{r.total:g}" for r in results], [total] * count))
     return readings
 
 

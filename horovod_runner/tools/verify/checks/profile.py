@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -27,7 +27,7 @@ def profile(case: VerifyCase) -> Iterator[VerifyReading]:
     if run is None:
         return  # never: it has ended
     counted = [run.profile.steps(rank) for rank in range(len(steps))]
-    yield equal("steps in the profile of each rank", listed(counted), listed(steps))
+    yield equal("steps in the profile of each rank", counted, steps)
     yield VerifyReading("diagnosis", " ".join(str(run.diagnose()).splitlines()[:2]))
     texts = {
         each.rank: gzip.decompress(Path(each.path).read_bytes()).decode(errors="replace")
@@ -41,15 +41,7 @@ def profile(case: VerifyCase) -> Iterator[VerifyReading]:
 
 
 def train(seconds: float, width: int) -> int:
-    """Train for some seconds; the ranks' ``main``.
-
-    Args:
-        seconds: for how long.
-        width: of the layers.
-
-    Returns:
-        The number of steps, the same on all ranks.
-    """
+    """Train for some seconds; the ranks' ``main``. Returns the steps, the same on all ranks."""
     import time
 
     import horovod.torch as hvd
@@ -76,13 +68,7 @@ def train(seconds: float, width: int) -> int:
 
 
 def read_traces(texts: Mapping[int, str], ranks: int, *, on_gpus: bool) -> VerifyReading:
-    """What the traces of torch's profiler show.
-
-    Args:
-        texts: of the traces, by rank.
-        ranks: how many there should be.
-        on_gpus: whether they should show the work of GPUs.
-    """
+    """What the traces of torch's profiler show, by rank."""
     category = "kernel" if on_gpus else "cpu_op"
     shown = [rank for rank, text in sorted(texts.items()) if f'"cat": "{category}"' in text]
     what = "kernels of the GPU" if on_gpus else "operations"
@@ -93,43 +79,18 @@ def read_traces(texts: Mapping[int, str], ranks: int, *, on_gpus: bool) -> Verif
 def read_machines(
     rows: Mapping[int, Sequence[Machine]], ranks: int, *, measured: bool
 ) -> list[VerifyReading]:
-    """What the run measured of its GPUs.
-
-    Args:
-        rows: by rank.
-        ranks: how many there should be.
-        measured: whether NVIDIA's Python package is installed.
-    """
+    """What the run measured of its GPUs, by rank, if NVIDIA's Python package is installed."""
     if not measured:
         remedy = "not measured: pip install 'horovod_runner[gpu]' (nvidia-ml-py)"
         return [VerifyReading("GPUs that the run measured", remedy)]
-    found = [
-        max(rows.get(rank, ()), key=lambda m: m.gpu_busy, default=None) for rank in range(ranks)
-    ]
-    each = [machine for machine in found if machine is not None]
-    busy = listed(f"{machine.gpu_busy:.0%}" for machine in each)
-    memory = listed(
-        f"{bytes_text(machine.gpu_memory)} of {bytes_text(machine.gpu_memory_limit)}"
-        for machine in each
-    )
+    each = [max(rows[n], key=lambda m: m.gpu_busy) for n in range(ranks) if rows.get(n)]
+    busy = listed(f"{m.gpu_busy:.0%}" for m in each)
+    memory = listed(f"{bytes_text(m.gpu_memory)} of {bytes_text(m.gpu_memory_limit)}" for m in each)
+    are_busy = bool(each) and all(m.gpu_busy > 0 for m in each)
+    are_used = bool(each) and all(0 < m.gpu_memory <= m.gpu_memory_limit for m in each)
     return [
-        equal(
-            "GPUs that the run measured, by rank", listed(m.gpus for m in each), listed([1] * ranks)
-        ),
-        VerifyReading(
-            "how busy they were at most", busy, "above 0%", _all(m.gpu_busy > 0 for m in each)
-        ),
-        VerifyReading(
-            "memory in use on them",
-            memory,
-            "above 0",
-            _all(0 < m.gpu_memory <= m.gpu_memory_limit for m in each),
-        ),
+        equal("GPUs that the run measured, by rank", [m.gpus for m in each], [1] * ranks),
+        VerifyReading("how busy they were at most", busy, "above 0%", are_busy),
+        VerifyReading("memory in use on them", memory, "above 0", are_used),
         VerifyReading("GPUs slowed by heat or power", listed(m.gpus_slowed for m in each)),
     ]
-
-
-def _all(conditions: Iterable[bool]) -> bool:
-    """Whether they hold on all ranks, of which there is one at least."""
-    values = list(conditions)
-    return bool(values) and all(values)

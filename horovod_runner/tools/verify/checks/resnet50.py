@@ -10,13 +10,7 @@ _EXPANSION = 4
 
 
 class Block(nn.Module):  # type: ignore[misc]
-    """Three convolutions and a short way around them.
-
-    Args:
-        inside: channels of the input.
-        width: channels of the two inner convolutions; a quarter of the output's.
-        stride: of the block.
-    """
+    """Three convolutions and a short way around them; the output has four times the width."""
 
     def __init__(self, inside: int, width: int, stride: int) -> None:
         super().__init__()
@@ -45,8 +39,7 @@ class Block(nn.Module):  # type: ignore[misc]
 def resnet50(width: int = 64) -> nn.Module:
     """Return the network for 1,000 classes, with the same weights each time.
 
-    Args:
-        width: channels of the first convolution: 64 for the 25.6 million weights of ResNet-50.
+    A width of 64 is that of ResNet-50 with its 25.6 million weights.
     """
     torch.manual_seed(0)
     layers: list[nn.Module] = [

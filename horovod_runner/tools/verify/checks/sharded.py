@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from horovod_runner.tools.verify.check import VerifyCase, VerifyReading, check, equal
+from horovod_runner.tools.verify.check import VerifyCase, VerifyReading, check, equal, listed
 
 _CLOSE: Final = 1e-3  # relative
 _FEATURES: Final = 64
@@ -13,21 +13,13 @@ _ROWS: Final = 32  # of a rank
 
 
 class Sharded(NamedTuple):
-    """What a rank saw.
+    """What a rank saw."""
 
-    Attributes:
-        device: the type of the device of its part of the weights.
-        part: how many weights it holds.
-        weights: how many there are.
-        losses: by step, averaged over the ranks.
-        expected: the same of a model that is not sharded, trained with all ranks' rows.
-    """
-
-    device: str
-    part: int
-    weights: int
-    losses: list[float]
-    expected: list[float]
+    device: str  # the type of the device of its part of the weights
+    part: int  # how many weights it holds
+    weights: int  # how many there are
+    losses: list[float]  # by step, averaged over the ranks
+    expected: list[float]  # of a model that is not sharded, trained with all ranks' rows
 
 
 @check("howto/gpu.md#other-libraries", 120)
@@ -90,27 +82,14 @@ def train(steps: int) -> Sharded:
 
 
 def read_sharded(results: Sequence[Sharded], device: str) -> list[VerifyReading]:
-    """What the ranks saw.
-
-    Args:
-        results: of each rank.
-        device: the type of the device that the weights should be on.
-    """
+    """What the ranks saw, beside the device that the weights should be on."""
     first = results[0]
     parts = [each.part for each in results]
     apart = max(abs(a - b) / abs(b) for a, b in zip(first.losses, first.expected, strict=True))
-    devices = sorted({each.device for each in results})
+    weights = f"weights of {len(results)} ranks, {listed(parts)}, in all"
+    losses = f"losses of {len(first.losses)} steps, relative difference to a model in one piece"
     return [
-        equal("device of the weights", ", ".join(devices), device),
-        equal(
-            f"weights of {len(results)} ranks, {', '.join(map(str, parts))}, in all",
-            sum(parts),
-            first.weights,
-        ),
-        VerifyReading(
-            f"losses of {len(first.losses)} steps, relative difference to a model in one piece",
-            f"{apart:.1e}",
-            f"at most {_CLOSE:g}",
-            apart <= _CLOSE,
-        ),
+        equal("device of the weights", {each.device for each in results}, {device}),
+        equal(weights, sum(parts), first.weights),
+        VerifyReading(losses, f"{apart:.1e}", f"at most {_CLOSE:g}", apart <= _CLOSE),
     ]

@@ -9,16 +9,10 @@ from statistics import median
 def take_turns(
     systems: Mapping[str, Callable[[], object]], turns: int, count: int
 ) -> dict[str, float]:
-    """Time systems in turns on this rank, after ``hvd.init()``.
+    """Time systems in turns on this rank, after ``hvd.init()``: the median seconds of a call.
 
-    Args:
-        systems: what to time, by name.
-        turns: how often each has its turn. The first turn is not counted: it makes buffers and
-            connections, and cuDNN chooses its algorithms.
-        count: how many calls a turn has.
-
-    Returns:
-        The median seconds of a call, by name.
+    A turn has ``count`` calls. The first one is not counted: it makes buffers and connections, and
+    cuDNN chooses its algorithms.
     """
     import time
 

@@ -16,15 +16,7 @@ _LATER: Final = 5  # a step; after many, the order of the sums matters more and 
 
 
 class TrainingSize(NamedTuple):
-    """How much to train.
-
-    Attributes:
-        width: of the network.
-        batch: images in a batch.
-        side: of an image, in pixels.
-        steps: in a turn.
-        turns: of each system.
-    """
+    """How much to train: the network, a batch, and the steps in each system's turns."""
 
     width: int
     batch: int
@@ -38,17 +30,11 @@ _QUICK: Final = TrainingSize(8, 2, 32, 1, 2)
 
 
 class TrainedRank(NamedTuple):
-    """What a rank measured.
+    """What a rank measured."""
 
-    Attributes:
-        seconds: the median seconds of a step, by system.
-        losses: those of the first and a later step, by system.
-        spread: by how much the weights of the Horovod model differ between the ranks, at most.
-    """
-
-    seconds: dict[str, float]
-    losses: dict[str, tuple[float, float]]
-    spread: float
+    seconds: dict[str, float]  # the median seconds of a step, by system
+    losses: dict[str, tuple[float, float]]  # of the first and a later step, by system
+    spread: float  # by how much the weights of the Horovod model differ between ranks, at most
 
 
 @check("howto/gpu.md#how-fast", 180)
@@ -70,12 +56,7 @@ def _compare(case: VerifyCase, ranks: int, peer: str) -> list[VerifyReading]:
 
 
 def train(size: TrainingSize, peer: str) -> TrainedRank:
-    """Train ResNet-50 in turns with Horovod and with a peer; the ranks' ``main``.
-
-    Args:
-        size: how much.
-        peer: "plain PyTorch" or "DDP".
-    """
+    """Train ResNet-50 in turns with Horovod and "plain PyTorch" or "DDP"; the ranks' ``main``."""
     import horovod.torch as hvd
     import torch
     import torch.distributed
@@ -133,14 +114,7 @@ def train(size: TrainingSize, peer: str) -> TrainedRank:
 def read_training(
     results: Sequence[TrainedRank], size: TrainingSize, peer: str, *, judge: bool
 ) -> list[VerifyReading]:
-    """What the ranks measured.
-
-    Args:
-        results: of each rank.
-        size: how much they trained.
-        peer: what Horovod is compared with.
-        judge: whether speeds count.
-    """
+    """What the ranks measured."""
     ranks = len(results)
     seconds = {name: mean(each.seconds[name] for each in results) for name in ("Horovod", peer)}
     figures = "; ".join(
