@@ -94,26 +94,37 @@ class Held(NamedTuple):
     memory: Memory
 
     def read(self) -> Any:
-        """Read the state. The result shares no memory with the commit."""
-        return read(self.commit, self.memory)
+        """Read the state. The result shares no memory with the commit.
+
+        Raises:
+            CheckpointError: the framework that it needs is not installed here.
+        """
+        commit, memory = self
+        if commit.kind == "bytes":
+            return bytes(memory[: commit.size])
+        if commit.kind == "packed":
+            try:
+                return packed.read(memory, commit.tree_at, commit.size)
+            except ImportError as error:
+                raise CheckpointError(f"the commit cannot be read here: {error}.") from error
+        with temporary_folder("commit") as folder:
+            path = Path(folder) / f"state{SUFFIXES[commit.kind]}"
+            path.write_bytes(memoryview(memory)[: commit.size])
+            return formats.read(commit.kind, path)
 
 
 class Commits:
-    """The commits of a host. One process writes, all may read.
-
-    Args:
-        folder: in which they are; it exists.
-    """
+    """The commits of a host, in a folder that exists. One process writes, all may read."""
 
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder)
-        self._slots = [_Slot(self._path(slot)) for slot in range(2)]
+        self._slots = [_Slot(self._folder / f"state-{slot}") for slot in range(2)]
 
     def latest(self) -> Commit | None:
         """The metadata of the latest complete commit; None if there is none."""
         try:
             commit = decode_commit((self._folder / _MARKER).read_bytes())
-            if commit.size <= self._path(commit.slot).stat().st_size:
+            if commit.size <= self._slots[commit.slot].path.stat().st_size:
                 return commit
         except (FileNotFoundError, msgspec.DecodeError):
             pass
@@ -125,7 +136,7 @@ class Commits:
         with ExitStack() as stack:
             held = None
             while (commit := self.latest()) is not None:
-                file = stack.enter_context(self._path(commit.slot).open("rb"))
+                file = stack.enter_context(self._slots[commit.slot].path.open("rb"))
                 fcntl.flock(file, fcntl.LOCK_SH)
                 again = self.latest()
                 if again is not None and again.order == commit.order:
@@ -138,11 +149,7 @@ class Commits:
             yield held
 
     def write(self, state: Any, commit: Commit) -> None:
-        """Make a new commit.
-
-        Args:
-            state: as for ``save_checkpoint``.
-            commit: its metadata, without kind, size and what follows.
+        """Commit a state; of its metadata, kind, size and what follows are filled in here.
 
         Raises:
             CheckpointError: there is no room for it; the earlier commit stays.
@@ -163,7 +170,6 @@ class Commits:
                 layout.copy_to(memory)
 
     def _write_file(self, state: Any, commit: Commit) -> None:
-        """Commit a Keras model or a folder, as the file that a checkpoint would be."""
         kind: Literal["keras", "folder"] = "keras" if is_keras_model(state) else "folder"
         part = self._folder / f"{_PART}file{SUFFIXES[kind]}"
         try:
@@ -177,8 +183,7 @@ class Commits:
                 with self.writing(_replace(commit, kind=kind, size=size)) as memory:
                     file.readinto(memoryview(memory)[:size])
         except OSError as error:
-            free = shutil.disk_usage(self._folder).free
-            raise self._no_room(str(error), bytes_text(free)) from error
+            raise self._no_room(error) from error
         finally:
             part.unlink(missing_ok=True)
 
@@ -188,12 +193,8 @@ class Commits:
 
         It does not count if a later one is there: a rank of an earlier attempt may still be ending.
 
-        Args:
-            commit: its metadata; the slot is chosen here.
-            wait: whether to wait for another process that writes.
-
         Raises:
-            BlockingIOError: another process writes, and this one does not wait.
+            BlockingIOError: another process writes, and this one does not ``wait``.
             CheckpointError: there is no room for it.
         """
         folder = os.open(self._folder, os.O_RDONLY)
@@ -206,7 +207,6 @@ class Commits:
 
     @contextmanager
     def _writing(self, commit: Commit) -> Iterator[Memory]:
-        """Do the work of :meth:`writing`; no other process writes."""
         latest = self.latest()
         number = 0 if latest is None else 1 - latest.slot
         # Both files now: if the memory is too small, the first commit fails, and not a later one.
@@ -224,26 +224,20 @@ class Commits:
                 self._mark(_replace(commit, slot=number))
 
     def _mark(self, commit: Commit) -> None:
-        """Make a commit the latest, complete one."""
         part = self._folder / f"{_PART}{_MARKER}"
         try:
             part.write_bytes(msgspec.msgpack.encode(commit))
             part.replace(self._folder / _MARKER)
         except OSError as error:
             part.unlink(missing_ok=True)
-            free = bytes_text(shutil.disk_usage(self._folder).free)
-            raise self._no_room(str(error), free) from error
-
-    def _path(self, slot: int) -> Path:
-        return self._folder / f"state-{slot}"
+            raise self._no_room(error) from error
 
     def _too_small(self, size: int, growth: int, why: str = "") -> CheckpointError:
-        """The error of a memory that has too little room for a state of ``size`` bytes."""
-        sizes = size, growth, shutil.disk_usage(self._folder).free
-        state, more, free = sizes_text(*sizes)
+        state, more, free = sizes_text(size, growth, shutil.disk_usage(self._folder).free)
         return self._no_room(f"a state of {state} needs another {more}{why}", free)
 
-    def _no_room(self, reason: str, free: str) -> CheckpointError:
+    def _no_room(self, reason: object, free: str = "") -> CheckpointError:
+        free = free or bytes_text(shutil.disk_usage(self._folder).free)
         return CheckpointError(
             f"commit has no room in {self._folder}: {reason}, and {free} are free. Commits "
             "take twice the state's size in the memory of each host. Give containers more shared "
@@ -256,25 +250,21 @@ class _Slot:
     """A file for states, and its memory in this process."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         self._file = -1
         self._memory: Memory = None
 
     def growth(self, size: int) -> int:
         """By how many bytes the file has to grow for a state of that size."""
         try:
-            return max(0, _rounded(size) - self._path.stat().st_size)
+            return max(0, _rounded(size) - self.path.stat().st_size)
         except FileNotFoundError:
             return _rounded(size)
 
     def grow(self, size: int) -> None:
-        """Reserve memory for a state of that size.
-
-        Raises:
-            OSError: there is none left.
-        """
+        """Reserve memory for a state of that size."""
         if self._file < 0:
-            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if self.growth(size):
             # A write to a page that does not exist yet would end the process if memory is full.
             os.posix_fallocate(self._file, 0, _rounded(size))
@@ -294,25 +284,6 @@ class _Slot:
             yield self._memory
         finally:
             fcntl.flock(self._file, fcntl.LOCK_UN)
-
-
-def read(commit: Commit, memory: Memory) -> Any:
-    """Read a commit's state from memory. The result shares nothing with the memory.
-
-    Raises:
-        CheckpointError: the framework that it needs is not installed here.
-    """
-    if commit.kind == "bytes":
-        return bytes(memory[: commit.size])
-    if commit.kind == "packed":
-        try:
-            return packed.read(memory, commit.tree_at, commit.size)
-        except ImportError as error:
-            raise CheckpointError(f"the commit cannot be read here: {error}.") from error
-    with temporary_folder("commit") as folder:
-        path = Path(folder) / f"state{SUFFIXES[commit.kind]}"
-        path.write_bytes(memoryview(memory)[: commit.size])
-        return formats.read(commit.kind, path)
 
 
 def _replace(commit: Commit, **fields: Any) -> Commit:

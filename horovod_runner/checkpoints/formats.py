@@ -37,12 +37,6 @@ _TREE: Final = "tree.msgpack"
 _decode_tree: Final = msgspec.msgpack.Decoder().decode
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Write bytes to a new file."""
-    with path.open("wb") as file:
-        file.write(data)
-
-
 def write_torch(path: Path, state: Any) -> None:
     """Write a state with torch tensors to a new file.
 

@@ -12,7 +12,7 @@ import math
 import sys
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -24,22 +24,14 @@ _decode_tree: Final = msgspec.msgpack.Decoder().decode
 Memory = Any
 
 
-class _Placed:
-    """A tensor or an array that has its place in memory.
+class _Placed(NamedTuple):
+    """A tensor or an array that has its place in memory, and its entry in the tree."""
 
-    Attributes:
-        described: its entry in the tree: how to read it, its position, and more.
-    """
-
-    def __init__(self, *described: Any) -> None:
-        self.described = list(described)
+    entry: list[Any]  # how to read it, its position, and more
 
 
 class StateLayout:
-    """Where each part of a state goes in memory. Copies nothing yet.
-
-    Args:
-        state: nested dicts, lists and tuples of tensors, arrays and plain values.
+    """Where each part of a state, see :func:`map_state`, goes in memory. Copies nothing yet.
 
     Attributes:
         tree: the encoded tree.
@@ -65,7 +57,7 @@ class StateLayout:
         memory[self.tree_at : self.size] = self.tree
 
     def _place(self, size: int) -> int:
-        """Reserve bytes, and return their position. No two parts have the same position."""
+        # Also of nothing: no two parts have the same position.
         at = self._end
         self._end += -(-max(size, 1) // _ALIGNMENT) * _ALIGNMENT
         return at
@@ -85,7 +77,7 @@ class StateLayout:
 
         if size:
             self._copies.append(copy)
-        return _Placed("tensor", at, _torch_name(tensor.dtype), list(tensor.shape))
+        return _Placed(["tensor", at, _torch_name(tensor.dtype), list(tensor.shape)])
 
     def _place_array(self, value: Any, _where: str) -> _Placed:
         numpy: Any = sys.modules["numpy"]
@@ -105,10 +97,8 @@ class StateLayout:
 
             if array.nbytes:
                 self._copies.append(copy)
-            placed = _Placed("array", at, name, list(array.shape))
-        if isinstance(value, numpy.generic):
-            placed.described = ["scalar", placed.described]
-        return placed
+            placed = _Placed(["array", at, name, list(array.shape)])
+        return _Placed(["scalar", placed.entry]) if isinstance(value, numpy.generic) else placed
 
     def _place_bytes(self, kind: str, data: bytes) -> _Placed:
         at = self._place(len(data))
@@ -117,17 +107,16 @@ class StateLayout:
             memory[at : at + len(data)] = data
 
         self._copies.append(copy)
-        return _Placed(kind, at, len(data))
+        return _Placed([kind, at, len(data)])
 
 
 def _torch_name(value: Any) -> str:
     return str(value).removeprefix("torch.")
 
 
-def _encode(value: Any) -> list[Any]:
-    """A tree's node as MessagePack has it: its kind, and what belongs to it."""
+def _encode(value: Any) -> list[Any]:  # a node's kind, and what belongs to it
     if isinstance(value, _Placed):
-        return value.described
+        return value.entry
     if isinstance(value, dict):
         kind = "ordered" if isinstance(value, OrderedDict) else "dict"
         node = [kind, [[_encode(key), _encode(item)] for key, item in value.items()]]
@@ -180,7 +169,9 @@ def read(memory: Memory, tree_at: int, size: int) -> Any:
             case "torch.dtype":
                 made = _torch_dtype(value)
             case "torch.device":
-                made = _torch_device(value)
+                import torch
+
+                made = torch.device(value)
             case "tensor" | "array" | "saved" | "npy":
                 if value not in found:
                     found[value] = _READERS[kind](memory, value, *rest)
@@ -197,12 +188,6 @@ def _torch_dtype(name: str) -> Any:
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"{name!r} is not a type of torch's")
     return dtype
-
-
-def _torch_device(name: str) -> Any:
-    import torch
-
-    return torch.device(name)
 
 
 def _read_tensor(memory: Memory, at: int, name: str, shape: list[int]) -> Any:
