@@ -38,30 +38,18 @@ _STEP_BYTES: Final = 1 << 20
 
 
 class Commit(msgspec.Struct, frozen=True):
-    """The metadata of a commit.
+    """The metadata of a commit."""
 
-    Attributes:
-        attempt: 1-based number of the launch within the run.
-        number: 1-based number of the commit within the attempt.
-        step: as given to ``commit``.
-        next_checkpoint: the number that the next checkpoint of this attempt gets.
-        metrics: as given to ``commit``.
-        kind: "packed", or a file's format as in :data:`~horovod_runner.wire.marker.Kind`.
-        size: in bytes.
-        tree_at, crc: of a packed state: the tree's position and CRC-32.
-        slot: the file that it is in, 0 or 1.
-    """
-
-    attempt: int
-    number: int
+    attempt: int  # 1-based number of the launch within the run
+    number: int  # 1-based number of the commit within the attempt
     step: int
-    next_checkpoint: int
+    next_checkpoint: int  # the number that the next checkpoint of this attempt gets
     metrics: dict[str, int | float] = {}
     kind: Literal["packed", "bytes", "keras", "folder"] = "packed"
-    size: int = 0
-    tree_at: int = 0
-    crc: int = 0
-    slot: int = 0
+    size: int = 0  # in bytes
+    tree_at: int = 0  # the position of the tree in a packed state
+    crc: int = 0  # the CRC-32 of that tree
+    slot: int = 0  # the file that it is in, 0 or 1
 
     @property
     def order(self) -> tuple[int, int]:
@@ -69,12 +57,7 @@ class Commit(msgspec.Struct, frozen=True):
         return self.attempt, self.number
 
     def is_older_than(self, marker: Marker, run_id: str) -> bool:
-        """Whether a checkpoint was saved after this commit.
-
-        Args:
-            marker: the checkpoint's. Those of earlier runs are older than any commit.
-            run_id: this run's.
-        """
+        """Whether a checkpoint was saved after this commit; those of other runs were not."""
         later = (marker.attempt, marker.number) >= (self.attempt, self.next_checkpoint)
         return marker.run_id == run_id and later
 
@@ -83,15 +66,10 @@ decode_commit: Final = msgspec.msgpack.Decoder(Commit).decode
 
 
 class Held(NamedTuple):
-    """A commit that no process overwrites while it is held.
-
-    Attributes:
-        commit: its metadata.
-        memory: its state. Writing to it changes nothing.
-    """
+    """A commit that no process overwrites while it is held."""
 
     commit: Commit
-    memory: Memory
+    memory: Memory  # its state; writing to it changes nothing
 
     def read(self) -> Any:
         """Read the state. The result shares no memory with the commit.

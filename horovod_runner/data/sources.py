@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -259,11 +260,7 @@ class _Table(Source):
             if table[column].null_count
         }
         table = table.replace_schema_metadata(column_types.refusing(table.schema, nulls).metadata)
-        known: dict[str, Any] = {
-            "schema": table.schema,
-            "units": [len(table)],
-            "fingerprint": _digest(table),
-        }
+        known: Any = {"schema": table.schema, "units": [len(table)], "fingerprint": _digest(table)}
         if shared is None:
             return _checked(Table(table=table, **known))
         path = shared / f"table-{name}.arrow"
@@ -274,10 +271,7 @@ class _Table(Source):
 class DataFrameSource(Source):
     """A Spark DataFrame.
 
-    Args:
-        dataframe: the DataFrame.
-        columns: those that are known to be read: they are refused before the launch, where the
-            rows are packed before it.
+    Columns that are known to be read are refused before a launch where rows are packed before it.
     """
 
     def __init__(self, dataframe: DataFrame, columns: Iterable[str] = ()) -> None:
@@ -350,12 +344,7 @@ def dataframes_of(sources: Mapping[str, Source]) -> dict[str, DataFrame]:
 def _checked(reader: ArrowReader, asked: Sequence[str] | None = None) -> ArrowReader:
     """Refuse what is known to fail before anything is launched.
 
-    Args:
-        reader: the dataset.
-        asked: columns that are asked for already; only those have to become tensors.
-
-    Raises:
-        DataError: there are no rows or columns, or one that is asked for cannot become a tensor.
+    Only columns that are asked for already have to become tensors.
     """
     refused = column_types.refused_in(reader.schema)
     if not reader.schema.names and refused:
@@ -381,10 +370,7 @@ def _write(table: pa.Table, path: Path) -> None:
         ) from None
 
 
-def _digest(table: pa.Table) -> str:
-    """A fingerprint of a table: its schema, its size, and the first bytes of each column."""
-    import hashlib
-
+def _digest(table: pa.Table) -> str:  # of its schema, its size, and the first bytes of each column
     about = repr((table.schema.remove_metadata(), len(table)))
     digest = hashlib.blake2b(about.encode(), digest_size=8)
     for batch in table.to_batches():

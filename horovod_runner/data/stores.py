@@ -20,11 +20,7 @@ _PROGRESS_SECONDS = 20.0
 
 
 class Stores:
-    """The stores of a dataset, by their columns.
-
-    Args:
-        name: of the dataset.
-    """
+    """The stores of a dataset, by their columns."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -43,7 +39,7 @@ class Stores:
         Args:
             reader: reads the rows.
             names: names of the columns.
-            columns: the columns.
+            columns: as they are packed.
             images: describes the images that are decoded.
             rank: this rank, if the rows are those of one rank; None if they are of all.
         """

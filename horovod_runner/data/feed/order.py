@@ -234,19 +234,10 @@ class Order:
 
 
 class PerRankOrder:
-    """The rows of every batch of a dataset that is split among the ranks.
+    """The rows of every batch of a dataset that is split among the ranks; see :class:`Order`.
 
-    Args:
-        counts: rows of each rank.
-        batch: rows per step and rank.
-        rank: this rank's number.
-        seed: see :class:`Order`.
-        shuffle: see :class:`Order`.
-        last_batch: "pad" makes the epoch long enough for the rank with the most rows, and the
-            others repeat rows; "drop" ends it when the rank with the fewest rows has no full batch.
-
-    Attributes:
-        steps: steps per epoch; the same on every rank.
+    "pad" makes the epoch long enough for the rank with the most rows, and the others repeat rows.
+    "drop" ends it when the rank with the fewest rows has no full batch.
     """
 
     def __init__(
@@ -348,7 +339,7 @@ def rows_of_rank(
     """Number the rows that a rank keeps for all epochs. All ranks keep equally many.
 
     Args:
-        sizes: how many rows there are; if Spark divided them, one number for each rank.
+        sizes: how many rows there are; one number for each rank unless all have them (``shared``).
         rank: this rank.
         ranks: how many there are.
         last_batch: "drop" leaves out the rows that are too many, and the others repeat some.

@@ -8,7 +8,6 @@ wanted rows are requested: anything more would be evicted before it is used.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from horovod_runner.data.pack.columns import Array
-from horovod_runner.data.pack.store import MatrixFile, PackedStore
-from horovod_runner.host.control_groups import memory_for_files
+from horovod_runner.data.pack.store import MatrixFile
 
 _LARGE_BYTES = 1 << 17  # Linux's default readahead
 _SMALL_BYTES = 1 << 13
@@ -26,26 +24,15 @@ _SAMPLED_ROWS = 16
 
 @dataclass
 class _Matrix:
-    """Requests for one file.
-
-    Attributes:
-        path: the file.
-        row_bytes: bytes per row.
-        requested: for each large part, whether it was requested; None requests single rows.
-    """
+    """Requests for one file."""
 
     path: Path
     row_bytes: int
-    requested: Array | None
+    requested: Array | None  # for each large part, whether it was; None requests single rows
 
 
 class ReadAhead:
-    """Requests the rows of one epoch.
-
-    Args:
-        files: the matrices.
-        memory: bytes that the system can use to cache files.
-    """
+    """Requests the rows of one epoch; the system can cache ``memory`` bytes of files."""
 
     def __init__(self, files: Sequence[MatrixFile], memory: int) -> None:
         self._matrices = []
@@ -56,19 +43,8 @@ class ReadAhead:
             requested = np.zeros(-(-size // _LARGE_BYTES), np.bool_) if stays else None
             self._matrices.append(_Matrix(path, row_bytes, requested))
 
-    @classmethod
-    def of(cls, store: PackedStore, names: Sequence[str]) -> ReadAhead | None:
-        """Readahead for some columns; None if the system has no posix_fadvise."""
-        if sys.platform != "linux":
-            return None
-        return cls(store.matrix_files(names), memory_for_files())
-
     def request(self, rows: Array) -> None:
-        """Ask the system to read the pages of some rows, without waiting.
-
-        Args:
-            rows: row numbers.
-        """
+        """Ask the system to read the pages of some rows, by their numbers, without waiting."""
         if not len(rows):
             return
         ordered: Array | None = None
@@ -90,13 +66,7 @@ class ReadAhead:
 
 
 def _large_parts(requested: Array, starts: Array, size: int) -> Iterator[tuple[int, int]]:
-    """The large parts that hold some rows, except those requested before.
-
-    Args:
-        requested: which parts were requested; updated.
-        starts: where the rows begin, in bytes.
-        size: bytes per row.
-    """
+    """The large parts that hold some rows, except those ``requested`` before; updates that."""
     wanted = np.zeros_like(requested)
     wanted[starts // _LARGE_BYTES] = True
     wanted[(starts + (size - 1)) // _LARGE_BYTES] = True

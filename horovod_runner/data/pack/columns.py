@@ -121,8 +121,7 @@ class Rows:
 class Columns(dict[str, Column]):
     """The columns of a dataset that can become tensors, by name.
 
-    Args:
-        columns: the columns.
+    Attributes:
         refused: why others cannot become tensors, by name.
         maps: what the values of a map become, by "m.*" for a map "m".
     """
@@ -172,7 +171,7 @@ class Columns(dict[str, Column]):
                 return [replace(column, name=name)]
         for other, why in self.refused.items():
             is_around = name.startswith(f"{other}.") or other.startswith(f"{name}.")
-            if is_around or _is_key_of(other, name):
+            if is_around or (f".{ANY_KEY}" in other and matches(other, name)):
                 raise DataError(why)
         fields = [column for path, column in self.items() if path.startswith(f"{name}.")]
         if not fields:
@@ -195,11 +194,6 @@ class Columns(dict[str, Column]):
                     f"{error}. Without columns= all columns are taken: name those that you need"
                 ) from None
         return list(self)
-
-
-def _is_key_of(template: str, name: str) -> bool:
-    """Whether a name is that of a key of a map whose values cannot become tensors."""
-    return f".{ANY_KEY}" in template and matches(template, name)
 
 
 def column_of(name: str, type_: pa.DataType) -> Column:

@@ -34,17 +34,11 @@ _NUMBER_KINDS = "biuf"
 
 @dataclass(frozen=True)
 class Codec:
-    """How the cells of a column are encoded, from the dataset's Unischema.
+    """How the cells of a column are encoded, from the dataset's Unischema."""
 
-    Attributes:
-        codec: class name of Petastorm's codec; empty if there is none.
-        dtype: name of the NumPy type, or of another class.
-        shape: shape of an array; None stands for any size.
-    """
-
-    codec: str
-    dtype: str
-    shape: tuple[int | None, ...] = ()
+    codec: str  # the class name of Petastorm's codec; empty if there is none
+    dtype: str  # the name of the NumPy type, or of another class
+    shape: tuple[int | None, ...] = ()  # of an array; None stands for any size
 
     @property
     def is_image(self) -> bool:
@@ -57,28 +51,25 @@ class Codec:
         Raises:
             DataError: a cell does not fit the schema, or there are nulls.
         """
-        if self.codec in ("NdarrayCodec", "CompressedNdarrayCodec") or self.is_image:
-            _refuse_nulls(array, name)
-        if self.codec in ("NdarrayCodec", "CompressedNdarrayCodec"):
+        is_array = self.codec in ("NdarrayCodec", "CompressedNdarrayCodec")
+        if (is_array or self.is_image) and array.null_count:
+            raise DataError(
+                f"column {name!r} has nulls ({array.null_count} of {len(array)} rows), and no "
+                "value can replace an array: leave those rows out with filter="
+            )
+        if is_array:
             if self.codec == "CompressedNdarrayCodec":
                 array = pa.array([_unzipped(cell, name) for cell in array.to_pylist()])
             return npy.decode(array, name, ragged=self.shape == (None,))
         if self.is_image:
             shape = tuple(size or 0 for size in self.shape)
-            pixels = images.decode_unresized(_views(array), shape, self.dtype, name)
+            cells = [memoryview(cell.as_buffer()).cast("B") for cell in array]
+            pixels = images.decode_unresized(cells, shape, self.dtype, name)
             return npy.fixed_lists(pixels.ravel(), shape)
         # Spark has no unsigned and no 8-bit numbers, so they are stored as wider ones.
         if self.shape == () and (dtype := _number_dtype(self.dtype)) is not None:
             return array.cast(pa.from_numpy_dtype(dtype))
         return array
-
-
-def _refuse_nulls(array: pa.Array, name: str) -> None:
-    if array.null_count:
-        raise DataError(
-            f"column {name!r} has nulls ({array.null_count} of {len(array)} rows), and no value "
-            "can replace an array: leave those rows out with filter="
-        )
 
 
 def _number_dtype(name: str) -> np.dtype[Any] | None:
@@ -87,10 +78,6 @@ def _number_dtype(name: str) -> np.dtype[Any] | None:
     except TypeError:
         return None
     return dtype if dtype.kind in _NUMBER_KINDS else None
-
-
-def _views(array: pa.Array) -> list[memoryview]:
-    return [memoryview(cell.as_buffer()).cast("B") for cell in array]
 
 
 def _unzipped(cell: bytes, name: str) -> bytes:
@@ -106,12 +93,7 @@ def _unzipped(cell: bytes, name: str) -> bytes:
 
 @dataclass(frozen=True)
 class PetastormFiles(ArrowReader):
-    """The files of a Petastorm dataset as the ranks read them.
-
-    Attributes:
-        files: the Parquet files.
-        codecs: by column.
-    """
+    """The files of a Petastorm dataset as the ranks read them."""
 
     files: Files
     codecs: Mapping[str, Codec]

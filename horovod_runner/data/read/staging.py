@@ -32,11 +32,7 @@ _SCHEMA = "piece binary, error string"
 
 
 def stage(dataframe: DataFrame, folder: Path) -> Pieces:
-    """Write a DataFrame's rows.
-
-    Args:
-        dataframe: the DataFrame.
-        folder: a folder that all executors and this process share.
+    """Write a DataFrame's rows to a folder that all executors and this process share.
 
     Raises:
         DataError: it is a stream, or there is too little room.
@@ -54,12 +50,10 @@ def stage(dataframe: DataFrame, folder: Path) -> Pieces:
 
 @dataclass(frozen=True)
 class Readable:
-    """What ranks can read of a DataFrame.
+    """What ranks can read of a DataFrame, with the Arrow schema of :func:`arrow_schema`.
 
-    Attributes:
-        dataframe: its columns are called "0", "1" and so on: mapInArrow looks columns up by name,
-            and takes a dot in a name for a field of a struct.
-        schema: their Arrow schema, with their own names; see :func:`arrow_schema`.
+    In ``dataframe`` its columns are called "0", "1" and so on: mapInArrow looks columns up by name,
+    and takes a dot in a name for a field of a struct.
     """
 
     dataframe: DataFrame
@@ -137,11 +131,17 @@ def _as_streams(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Each record batch as one cell, in Arrow's stream format."""
     for batch in batches:
         if batch.num_rows:
-            sink = pa.BufferOutputStream()
-            with pa.ipc.new_stream(sink, batch.schema) as writer:
-                writer.write_batch(batch)
-            cell = pa.array([sink.getvalue().to_pybytes()], pa.binary())
+            cell = pa.array([as_stream(batch)], pa.binary())
             yield pa.RecordBatch.from_arrays([cell], ["rows"])
+
+
+def as_stream(batch: pa.RecordBatch) -> bytes:
+    """A record batch in Arrow's stream format."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    stream: bytes = sink.getvalue().to_pybytes()
+    return stream
 
 
 def write_piece(

@@ -35,13 +35,7 @@ _MODEL = "model"
 
 
 class ColumnsModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
-    """A model in MLflow's words: a pandas DataFrame with the input columns in, outputs back.
-
-    Args:
-        kind: reads the model's file.
-        inputs: makes the model's inputs.
-        outputs: the columns that it returns, with their types.
-    """
+    """A model in MLflow's words: a pandas DataFrame with the input columns in, outputs back."""
 
     def __init__(self, kind: ModelKind, inputs: Inputs, outputs: Sequence[OutputColumn]) -> None:
         self._kind = kind
@@ -85,16 +79,7 @@ def log_model(
     output: OutputSpec,
     registered_model_name: str | None = None,
 ) -> ModelInfo:
-    """Log a model to the active run of MLflow, or to a new one.
-
-    Args:
-        name: of the model.
-        kind: the kind of the model.
-        model: the model.
-        options: which columns become its inputs, and how.
-        example: some rows, with all columns.
-        output: the columns that it returns.
-        registered_model_name: also register it under this name.
+    """Log a model to the active run of MLflow, or to a new one; ``example`` are some rows.
 
     Returns:
         What MLflow knows of the model; ``model_uri`` is what ``mlflow.pyfunc.load_model``,

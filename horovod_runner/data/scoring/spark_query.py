@@ -57,13 +57,8 @@ _NARROW: Final = (NumericType, BooleanType, DateType, TimestampType)
 def with_outputs(dataframe: DataFrame, scorer: Scorer, keep: Sequence[str]) -> DataFrame:
     """Score the rows of a DataFrame.
 
-    Args:
-        dataframe: the rows.
-        scorer: scores them.
-        keep: the columns of the DataFrame that are in the result.
-
     Returns:
-        The kept columns, the outputs, and with on_error="null" the column ERRORS.
+        The columns to ``keep``, the outputs, and with on_error="null" the column ERRORS.
 
     Raises:
         DataError: a kept column cannot travel to Python, or two have one name.
@@ -230,8 +225,8 @@ def _joined(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordB
     waiting: list[pa.RecordBatch] = []
     for batch in batches:
         waiting.append(batch)
-        count, size = (sum(sizes) for sizes in zip(*map(_sizes, waiting), strict=True))
-        if count < rows and size < _MOST_BYTES:
+        count = sum(each.num_rows for each in waiting)
+        if count < rows and sum(each.nbytes for each in waiting) < _MOST_BYTES:
             continue
         *others, last = _as_one(waiting)
         # What is left of several begins the next one.
@@ -240,11 +235,6 @@ def _joined(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordB
         yield last.slice(0, last.num_rows - left)
         waiting = [last.slice(last.num_rows - left)] if left else []
     yield from _as_one(waiting)
-
-
-def _sizes(batch: pa.RecordBatch) -> tuple[int, int]:
-    """Rows and bytes of a record batch."""
-    return batch.num_rows, batch.nbytes
 
 
 def _as_one(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -13,17 +13,6 @@ from horovod_runner.data.scoring.models.kind import Call
 from horovod_runner.data.scoring.outputs import OutputColumn, OutputType, named
 from horovod_runner.data.scoring.scorer import OnError, Scorer, compute
 from horovod_runner.errors import DataError
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """A model that is in memory already, in the place of a file of it."""
-
-    call: Call
-
-    def load(self, device: str) -> Call:
-        """See ModelFile."""
-        return self.call
 
 
 def score_table(
@@ -38,14 +27,8 @@ def score_table(
 ) -> list[pa.ChunkedArray]:
     """The outputs of a model for all rows, as columns; with on_error="null" also the errors.
 
-    Args:
-        table: the rows.
-        call: the model, with what follows it.
-        options: of the inputs; ``batch_size`` is the most rows that the model gets at a time.
-        outputs: the columns that are wanted; types that are missing come from the first rows.
-        fill_null: as in :func:`horovod_runner.predict`, like the arguments below.
-        ragged: see there.
-        on_error: see there.
+    Types of outputs that are missing come from the first rows. For the other arguments see
+    :func:`horovod_runner.predict`.
 
     Raises:
         DataError: there are no rows, or a column cannot become a tensor.
@@ -59,7 +42,7 @@ def score_table(
     inputs = inputs.settle(batches[0])
     if any(output.type is None for output in outputs):
         outputs = _typed(batches[0], inputs, call, outputs)
-    scorer = Scorer(inputs, Loaded(call), outputs, options.batch_size, on_error)
+    scorer = Scorer(inputs, call, outputs, options.batch_size, on_error)
     columns = list(zip(*scorer.columns(iter(batches)), strict=True))
     return [pa.chunked_array(list(column)) for column in columns]
 

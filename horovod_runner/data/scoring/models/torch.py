@@ -21,11 +21,7 @@ from horovod_runner.data.scoring.models.kind import Call, Parts
 
 @dataclass(frozen=True)
 class TorchKind:
-    """A model of torch.
-
-    Attributes:
-        form: how it is kept in its file.
-    """
+    """A model of torch."""
 
     form: Literal["module", "lightning", "script", "export"]
     framework: Framework = "torch"
