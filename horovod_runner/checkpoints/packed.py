@@ -33,10 +33,7 @@ class _Placed(NamedTuple):
 class StateLayout:
     """Where each part of a state, see :func:`map_state`, goes in memory. Copies nothing yet.
 
-    Attributes:
-        tree: the encoded tree.
-        tree_at: its position, in bytes.
-        size: of the whole block, in bytes.
+    The encoded tree begins at ``tree_at``, and the block has ``size`` bytes.
 
     Raises:
         TypeError: the state holds a value that cannot be stored.
@@ -134,15 +131,9 @@ def _encode(value: Any) -> list[Any]:  # a node's kind, and what belongs to it
 
 
 def read(memory: Memory, tree_at: int, size: int) -> Any:
-    """Read a state. The result shares no memory with the block.
+    """Read a state; tensors are on the CPU. The result shares no memory with the block.
 
-    Args:
-        memory: the block; it must be writable, though nothing is written to it.
-        tree_at: the tree's position.
-        size: of the block, in bytes.
-
-    Returns:
-        The state; tensors are on the CPU.
+    The memory must be writable, though nothing is written to it.
 
     Raises:
         ImportError: the framework of a tensor or an array is not installed here.

@@ -33,10 +33,7 @@ _COPY_BYTES: Final = 1 << 20
 class Snapshot(NamedTuple):
     """A copy of a state, not yet written.
 
-    Attributes:
-        kind: the file format.
-        write: writes the copy to a new file. The file's name must end with the kind's suffix, see
-            :data:`~horovod_runner.wire.marker.SUFFIXES`.
+    It is written to a new file whose name ends with the suffix of its kind.
     """
 
     kind: Kind

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,9 +38,14 @@ def name_in_errors(name: str) -> Iterator[None]:
         raise DataError(f"{name}: {type(error).__name__}: {error}") from None
 
 
-def same_name(name: str) -> str:
-    """Why columns with the same name cannot be used."""
-    return f"two columns are called {name!r}: rename one"
+def twins(names: Iterable[str]) -> dict[str, str]:
+    """Why columns with the same name cannot be used, by name."""
+    counts = Counter(names)
+    return {
+        name: f"two columns are called {name!r}: rename one"
+        for name, count in counts.items()
+        if count > 1
+    }
 
 
 class Reader(Protocol):

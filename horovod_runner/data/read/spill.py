@@ -35,28 +35,20 @@ def combine(dataframes: Mapping[str, DataFrame], size: int) -> DataFrame:
     from pyspark.sql import functions
 
     rows = {name: Readable.of(dataframe) for name, dataframe in dataframes.items()}
-    whole: DataFrame | None = None
+    nulls = {
+        name: functions.lit(None).cast(_struct_type(readable)).alias(name)
+        for name, readable in rows.items()
+    }
+    # One row of nulls: Spark starts no tasks for a DataFrame that it knows to be empty.
+    session = next(iter(dataframes.values())).sparkSession
+    whole = session.range(1).select(*nulls.values())
     for name, readable in rows.items():
         columns = [
-            functions.struct(
-                *(
-                    functions.col(str(at)).alias(column)
-                    for at, column in enumerate(readable.schema.names)
-                )
-            ).alias(other)
-            if other == name
-            else functions.lit(None).cast(_struct_type(rows[other])).alias(other)
-            for other in rows
+            functions.col(str(at)).alias(column) for at, column in enumerate(readable.schema.names)
         ]
-        part = readable.dataframe.select(*columns)
-        whole = part if whole is None else whole.union(part)
-    assert whole is not None  # noqa: S101 - there is a DataFrame
-    # One row of nulls: Spark starts no tasks for a DataFrame that it knows to be empty.
-    nulls = [
-        functions.lit(None).cast(_struct_type(readable)).alias(name)
-        for name, readable in rows.items()
-    ]
-    return whole.union(whole.sparkSession.range(1).select(*nulls)).repartition(size)
+        own = {name: functions.struct(*columns).alias(name)}
+        whole = whole.union(readable.dataframe.select(*{**nulls, **own}.values()))
+    return whole.repartition(size)
 
 
 def _struct_type(rows: Readable) -> object:

@@ -8,7 +8,6 @@ No barrier and no shuffle: packing is the last step of the DataFrame's own Spark
 from __future__ import annotations
 
 import inspect
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +21,7 @@ import pyarrow as pa
 from horovod_runner.common.spark_session import collect_in_arrow
 from horovod_runner.data.pack import columns as column_types
 from horovod_runner.data.read.pieces import PieceWriter, decode_piece, join
-from horovod_runner.data.read.readers import Pieces, same_name
+from horovod_runner.data.read.readers import Pieces, twins
 from horovod_runner.errors import DataError
 
 if TYPE_CHECKING:
@@ -93,8 +92,7 @@ def arrow_schema(dataframe: DataFrame) -> pa.Schema:
     from pyspark.sql.types import StructType
 
     spark_schema = dataframe.schema  # read once: over Spark Connect it is a request
-    counts = Counter(field.name for field in spark_schema)
-    refused = {name: same_name(name) for name, count in counts.items() if count > 1}
+    refused = twins(spark_schema.names)
     # Spark 4.1 requires a time zone. Timestamps become int64 whatever it is.
     parameters = inspect.signature(to_arrow_schema).parameters
     options = {"timezone": "UTC"} if "timezone" in parameters else {}
