@@ -258,11 +258,7 @@ def settle(column: Column, batches: Iterable[pa.RecordBatch], ragged: Sequence[s
 
 
 def check_fill_nulls(schema: pa.Schema, columns: Columns, fill_null: Mapping[str, object]) -> None:
-    """Check that values can replace the nulls of columns.
-
-    Raises:
-        DataError: there is no such column, or a value does not fit its type.
-    """
+    """Check that values can replace the nulls of columns."""
     types = leaves(schema)
     for name, value in fill_null.items():
         template = next((each for each in columns.maps if matches(each, name)), name)

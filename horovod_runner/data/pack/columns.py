@@ -151,11 +151,7 @@ class Columns(dict[str, Column]):
         return [*self, *self.maps]
 
     def find(self, name: str) -> list[Column]:
-        """The columns of a name: one, the value of a map's key, or all fields of a struct.
-
-        Raises:
-            DataError: there is none, or one cannot become a tensor.
-        """
+        """The columns of a name: one, the value of a map's key, or all fields of a struct."""
         if name in self:
             return [self[name]]
         if name in self.refused:
@@ -181,11 +177,7 @@ class Columns(dict[str, Column]):
         return fields
 
     def all(self) -> list[str]:
-        """The names of all columns.
-
-        Raises:
-            DataError: one cannot become a tensor, or is a map.
-        """
+        """The names of all columns."""
         for name in [*self.refused, *self.maps]:
             try:
                 self.find(name)
@@ -197,11 +189,7 @@ class Columns(dict[str, Column]):
 
 
 def column_of(name: str, type_: pa.DataType) -> Column:
-    """Map an Arrow type to a column; a vector of unknown length gets the shape (-1,).
-
-    Raises:
-        DataError: the type cannot become a tensor.
-    """
+    """Map an Arrow type to a column; a vector of unknown length gets the shape (-1,)."""
     shown = type_
     if isinstance(type_, pa.BaseExtensionType):
         type_ = type_.storage_type

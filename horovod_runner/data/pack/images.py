@@ -136,11 +136,7 @@ class Image:
 
 
 def image_columns(name: str, columns: Mapping[str, Column]) -> list[str]:
-    """The columns that hold the images called ``name``: one, or the fields of Spark's schema.
-
-    Raises:
-        DataError: there are no images of that name.
-    """
+    """The columns that hold the images called ``name``: one, or the fields of Spark's schema."""
     if name in columns and columns[name].kind == "bytes":
         return [name]
     fields = [f"{name}.{field}" for field in _SPARK_FIELDS]
@@ -175,11 +171,7 @@ def decode_rows(
 def decode_unresized(
     encoded: Sequence[Any], shape: tuple[int, ...], dtype: str, name: str
 ) -> Array:
-    """Decode images of a column that all have one shape, (height, width) or with channels.
-
-    Raises:
-        DataError: a cell is not an image, or the image has another shape.
-    """
+    """Decode images of a column that all have one shape, (height, width) or with channels."""
     pixels = np.empty((len(encoded), *shape), dtype)
     mode = "RGB" if shape[2:] == (3,) and dtype == "uint8" else None
 

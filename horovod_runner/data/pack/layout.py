@@ -81,11 +81,7 @@ class Layout(msgspec.Struct, frozen=True):
 
     @staticmethod
     def load(folder: Path) -> Layout:
-        """Read ``layout.json``.
-
-        Raises:
-            DataError: it is missing or damaged.
-        """
+        """Read ``layout.json``."""
         try:
             return _decode_layout((folder / _LAYOUT).read_bytes())
         except (OSError, msgspec.MsgspecError) as error:

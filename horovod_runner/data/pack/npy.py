@@ -26,10 +26,6 @@ def decode(array: pa.Array, name: str, *, ragged: bool = False) -> pa.Array:
         array: one or more binary cells, without nulls.
         name: name of the column, for error messages.
         ragged: one-dimensional cells become lists, even if all lengths are equal.
-
-    Raises:
-        DataError: a cell is not a complete array of numbers, or arrays of several dimensions have
-            different shapes.
     """
     cells = read_bytes(array)
     assert cells.lengths is not None  # noqa: S101 - they are bytes

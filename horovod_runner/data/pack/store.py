@@ -120,11 +120,7 @@ class PackedStore:
             )
 
     def open(self) -> None:
-        """Map all files into memory.
-
-        Raises:
-            DataError: a file is missing or has the wrong size.
-        """
+        """Map all files into memory."""
         for name, size in self.layout.allocated_sizes().items():
             _check_size(self.folder / name, size)
         self._matrices = []

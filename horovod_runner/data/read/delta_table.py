@@ -28,9 +28,6 @@ def find(path: str, version: int | None, reading: Reading) -> Files:
     """Find the files of a table, in its newest version if it is None, and count their rows.
 
     The storage options are for deltalake and for fsspec, which reads the files.
-
-    Raises:
-        DataError: deltalake is not installed, or there is no such table.
     """
     try:
         from deltalake import DeltaTable

@@ -97,11 +97,7 @@ class Files(ArrowReader):
     filter_columns: Sequence[str]  # that the filter needs
 
     def read(self, unit: int, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a unit, some thousand at a time.
-
-        Raises:
-            DataError: a file cannot be read, or changed since the run began.
-        """
+        """Yield the rows of a unit, some thousand at a time."""
         paths = [stored_path(self.schema, name) for name in names]
         needed = list(dict.fromkeys([*paths, *self.filter_columns]))
         for number, groups in self.parts[unit]:

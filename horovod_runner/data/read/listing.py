@@ -57,9 +57,6 @@ def find(path: str | Sequence[str], reading: Reading) -> Files:
     """Find Parquet files, on any filesystem of fsspec, and count their rows.
 
     A path is a file, a folder (Hive partitions become columns), a glob pattern, or several.
-
-    Raises:
-        DataError: there are no such files, they cannot be read, or their columns differ.
     """
     paths = [path] if isinstance(path, str) else list(path)
     filesystem, _ = connect(paths[0], reading.storage_options)
@@ -114,9 +111,6 @@ def inspect(
     """Read the schema of some files, and count the rows that pass the filter.
 
     ``refused`` says of columns why they cannot be read.
-
-    Raises:
-        DataError: a file cannot be read, or its columns differ from the first file's.
     """
     expression = _expression(reading.filter)
     groups, schema, inspected = [], None, []

@@ -46,11 +46,7 @@ class Codec:
         return self.codec == "CompressedImageCodec" and None not in self.shape
 
     def decode(self, array: pa.Array, name: str) -> pa.Array:
-        """Decode the cells of a column to numbers.
-
-        Raises:
-            DataError: a cell does not fit the schema, or there are nulls.
-        """
+        """Decode the cells of a column to numbers."""
         is_array = self.codec in ("NdarrayCodec", "CompressedNdarrayCodec")
         if (is_array or self.is_image) and array.null_count:
             raise DataError(
@@ -99,11 +95,7 @@ class PetastormFiles(ArrowReader):
     codecs: Mapping[str, Codec]
 
     def read(self, unit: int, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a unit, decoded.
-
-        Raises:
-            DataError: an array has another shape than the first one of its column.
-        """
+        """Yield the rows of a unit, decoded."""
         for batch in self.files.read(unit, names):
             decoded = _decoded(batch, self.codecs)
             for field in decoded.schema:
@@ -153,9 +145,6 @@ def codecs_of(filesystem: Any, folder: str) -> dict[str, Codec] | None:
 
     Returns:
         The codecs by column; None without a Unischema, as in datasets of make_spark_converter.
-
-    Raises:
-        DataError: the Unischema cannot be read.
     """
     try:
         with filesystem.open(f"{folder}/_common_metadata", "rb") as handle:

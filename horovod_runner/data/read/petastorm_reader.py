@@ -66,11 +66,7 @@ class PetastormReader(Deferred):
 def inspect(
     name: str, url: str, options: Mapping[str, Any], *, has_unischema: bool, groups: int
 ) -> PetastormReader:
-    """Read the first rows of a dataset with so many row groups, for its schema.
-
-    Raises:
-        DataError: Petastorm is not installed, cannot read the dataset, or finds no rows.
-    """
+    """Read the first rows of a dataset with so many row groups, for its schema."""
     parts = min(groups, _PARTS)
     batches = (b for part in range(parts) for b in _rows(url, options, part, parts, has_unischema))
     first = next(batches, None)

@@ -65,9 +65,6 @@ def receive_rows(
 
     Returns:
         The description of each piece, by the dataset's name.
-
-    Raises:
-        DataError: a column has nulls, or the disk has too little room.
     """
     examples: dict[str, bytes] = {}
     writers = {name: PieceWriter(folder, number, f"{name}-{number}") for name in names}

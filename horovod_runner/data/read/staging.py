@@ -31,11 +31,7 @@ _SCHEMA = "piece binary, error string"
 
 
 def stage(dataframe: DataFrame, folder: Path) -> Pieces:
-    """Write a DataFrame's rows to a folder that all executors and this process share.
-
-    Raises:
-        DataError: it is a stream, or there is too little room.
-    """
+    """Write a DataFrame's rows to a folder that all executors and this process share."""
     rows = Readable.of(dataframe)
     pieces = []
     write = partial(write_piece, folder, rows.schema.names)
@@ -60,11 +56,7 @@ class Readable:
 
     @classmethod
     def of(cls, dataframe: DataFrame) -> Readable:
-        """Leave out what Spark cannot send to Python.
-
-        Raises:
-            DataError: the DataFrame is a stream, or nothing is left.
-        """
+        """Leave out what Spark cannot send to Python."""
         if dataframe.isStreaming:
             raise DataError(
                 "it is a streaming DataFrame, which has no end: write it to a table, and pass that"

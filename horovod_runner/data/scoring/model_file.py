@@ -74,11 +74,7 @@ class ModelFile:
 
 
 def keep(kind: ModelKind, model: Any, ship_modules: Sequence[ModuleType]) -> Path:
-    """Write a model to a file of this process, named by its content.
-
-    Raises:
-        SerializationError: it cannot be written.
-    """
+    """Write a model to a file of this process, named by its content."""
     folder = _folder()
     draft = folder / f"part-{uuid4().hex}"
     try:

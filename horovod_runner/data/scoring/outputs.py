@@ -75,11 +75,7 @@ class OutputType:
 
     @classmethod
     def of(cls, values: Any) -> OutputType:
-        """The type of a column for some values; one number per row is no array.
-
-        Raises:
-            PredictionError: no column can hold them.
-        """
+        """The type of a column for some values; one number per row is no array."""
         if not isinstance(values, np.ndarray):
             first = next((value for value in values if value is not None), None)
             if isinstance(first, np.ndarray):
@@ -117,11 +113,7 @@ class OutputType:
         return type_
 
     def to_arrow(self, name: str, values: Any) -> pa.Array:
-        """Convert the rows of one output, an array of shape (rows, ...) or a list of rows.
-
-        Raises:
-            PredictionError: the values do not fit this type.
-        """
+        """Convert the rows of one output, an array of shape (rows, ...) or a list of rows."""
         if isinstance(values, np.ndarray) and self.depth == 0 and values.shape[1:] == (1,):
             values = values.reshape(len(values))
         try:
@@ -185,9 +177,6 @@ def named(result: Any, outputs: Sequence[OutputColumn], rows: int) -> dict[str, 
 
     Returns:
         For each output an array of shape (rows, ...), or a list with one entry per row.
-
-    Raises:
-        PredictionError: the model returned other outputs, or another number of rows.
     """
     names = [output.name for output in outputs]
     if isinstance(result, Mapping):

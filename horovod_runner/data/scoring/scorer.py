@@ -157,11 +157,7 @@ def with_postprocess(call: Call, postprocess: Callable[[Any], Any] | None) -> Ca
 
 
 def compute(call: Call, inputs: Inputs, parts: dict[str, Any]) -> Any:
-    """What a model returns for the parts of a batch.
-
-    Raises:
-        PredictionError: it raised an error.
-    """
+    """What a model returns for the parts of a batch."""
     try:
         return call(parts)
     except PredictionError:

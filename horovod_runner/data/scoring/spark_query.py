@@ -13,6 +13,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
@@ -59,9 +60,6 @@ def with_outputs(dataframe: DataFrame, scorer: Scorer, keep: Sequence[str]) -> D
 
     Returns:
         The columns to ``keep``, the outputs, and with on_error="null" the column ERRORS.
-
-    Raises:
-        DataError: a kept column cannot travel to Python, or two have one name.
     """
     added = [
         StructField(output.name, from_arrow_type(type_.arrow))
@@ -85,11 +83,7 @@ def with_outputs(dataframe: DataFrame, scorer: Scorer, keep: Sequence[str]) -> D
 
 
 def lift_limits(spark: SparkSession, framework: Framework) -> None:
-    """Lift a session's limits that may end the query, which is run later; warn of the others.
-
-    Raises:
-        PredictionError: a limit leaves no room for the model's framework.
-    """
+    """Lift a session's limits that may end the query, which is run later; warn of the others."""
     idle = let_idle_workers_live(spark)
     if idle is not None:
         warnings.warn(
@@ -188,12 +182,9 @@ def _by_map(
     schema = StructType([StructField(str(at), field.dataType) for at, field in enumerate(fields)])
     for at, field in enumerate(added, len(names)):
         schema = schema.add(str(at), field.dataType)
-    pickled, width = cloudpickle.dumps(scorer), len(names)
-
-    def score(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from _rows(pickled, places, width, batches)
-
-    scored = map_in_arrow(rows, score, schema)
+    scored = map_in_arrow(
+        rows, partial(_rows, cloudpickle.dumps(scorer), places, len(names)), schema
+    )
     return scored.toDF(*names, *(field.name for field in added))
 
 

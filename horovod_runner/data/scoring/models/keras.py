@@ -78,11 +78,7 @@ def arranged(parts: Parts, names: Sequence[str]) -> Any:
 
 
 def readable(parts: Parts) -> Parts:
-    """Parts that Keras can read: with lists of text or ragged rows, all are tensors of TensorFlow.
-
-    Raises:
-        PredictionError: Keras has another backend, which has no such tensors.
-    """
+    """Parts that Keras can read: if text or ragged rows are among them, tensors of TensorFlow."""
     odd = [name for name, value in parts.items() if isinstance(value, list)]
     if not odd:
         return parts
@@ -155,11 +151,7 @@ def _revivable(kind: Any) -> Any:
 
 
 def _keras(backend: str) -> Any:
-    """Keras on a backend.
-
-    Raises:
-        PredictionError: this process has imported it with another one.
-    """
+    """Keras on a backend."""
     if "keras" not in sys.modules:
         before = os.environ.get("KERAS_BACKEND")
         os.environ["KERAS_BACKEND"] = backend
