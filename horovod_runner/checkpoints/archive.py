@@ -207,11 +207,7 @@ class Archive:
         )
 
     def unsaved(self, what: str, why: str) -> str:
-        """Record that a checkpoint could not be written.
-
-        Args:
-            what: "the checkpoint of step 10".
-            why: the cause, and what to change; whole sentences.
+        """Record that a checkpoint ("the checkpoint of step 10") could not be written, and why.
 
         Returns:
             A text for the user.

@@ -50,13 +50,7 @@ class Checkpoint:
     """
 
     def __init__(self, folder: Folder | str, marker: Marker) -> None:
-        """Name a checkpoint.
-
-        Args:
-            folder: in which it is; of one in a record its path or URL, which is opened when the
-                checkpoint is loaded.
-            marker: its metadata.
-        """
+        # The folder of one in a record is a path or URL, opened when the checkpoint is loaded.
         self._folder = folder
         self.marker = marker
         self.step = marker.step
@@ -260,12 +254,8 @@ def has_probe(folder: Folder, token: str) -> bool:
 def clean_up(folder: Folder, token: str, *, probes: bool = True, before: str = "") -> None:
     """Remove a run's probe, journal and unfinished files, and those of runs that crashed a day ago.
 
-    Args:
-        folder: of checkpoints.
-        token: the run's, in the names of its checkpoints.
-        probes: whether the run's probe file is removed, too.
-        before: the run from which this one has taken the folder over: its unfinished files are
-            removed at any age. Empty if there is none.
+    If this run has taken the folder over from the run ``before``, the unfinished files of that run
+    are removed at any age.
     """
     prefixes = (PART, LIVE, _PROBE) if probes else (PART, LIVE)
     names = set(folder.names())

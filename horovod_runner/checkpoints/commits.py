@@ -178,28 +178,26 @@ class Commits:
         folder = os.open(self._folder, os.O_RDONLY)
         try:
             fcntl.flock(folder, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            with self._writing(commit) as memory:
+            latest = self.latest()
+            number = 0 if latest is None else 1 - latest.slot
+            self._make_room(commit.size)
+            with self._slots[number].locked() as memory:
                 yield memory
+                if latest is None or latest.order <= commit.order:
+                    self._mark(_replace(commit, slot=number))
         finally:
             os.close(folder)
 
-    @contextmanager
-    def _writing(self, commit: Commit) -> Iterator[Memory]:
-        latest = self.latest()
-        number = 0 if latest is None else 1 - latest.slot
+    def _make_room(self, size: int) -> None:
         # Both files now: if the memory is too small, the first commit fails, and not a later one.
-        growth = sum(slot.growth(commit.size) for slot in self._slots)
+        growth = sum(slot.growth(size) for slot in self._slots)
         if growth > shutil.disk_usage(self._folder).free:
-            raise self._too_small(commit.size, growth)
+            raise self._too_small(size, growth)
         try:
             for slot in self._slots:
-                slot.grow(commit.size)
+                slot.grow(size)
         except OSError as error:
-            raise self._too_small(commit.size, growth, f" ({error})") from error
-        with self._slots[number].locked() as memory:
-            yield memory
-            if latest is None or latest.order <= commit.order:
-                self._mark(_replace(commit, slot=number))
+            raise self._too_small(size, growth, f" ({error})") from error
 
     def _mark(self, commit: Commit) -> None:
         part = self._folder / f"{_PART}{_MARKER}"

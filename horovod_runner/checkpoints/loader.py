@@ -279,12 +279,7 @@ def _share_commit(
 ) -> LoadedCheckpoint:
     """Broadcast a commit from rank ``root``, which has it. All ranks call this.
 
-    Args:
-        held: this rank's; None if it lacks the commit.
-        root: the sending rank.
-        rank: this rank's number.
-        ranks: all ranks.
-        keep: where a received commit is kept, in case the sender's host is lost; None: nowhere.
+    A rank that lacks it, and so has none ``held``, keeps it in case the sender's host is lost.
     """
     text, memory = b"", b""
     if held is not None and rank == root:

@@ -48,11 +48,8 @@ if TYPE_CHECKING:
 class Saver:
     """Saves checkpoints; on rank 0 only, except those that are sharded.
 
-    Args:
-        plan: where the checkpoints go.
-        descriptor: of the pipe to the task, which forwards messages to the driver.
-        outcome_file: its descriptor; None where no task could end this process.
-        limits: for the other ranks.
+    ``descriptor`` is that of the pipe to the task, which forwards messages to the driver, and
+    ``outcome_file`` that of the outcome; None where no task could end this process.
     """
 
     def __init__(

@@ -36,12 +36,7 @@ class Stores:
     ) -> PackedStore:
         """The packed dataset with some columns, packed by the ranks that ask for it first.
 
-        Args:
-            reader: reads the rows.
-            names: names of the columns.
-            columns: as they are packed.
-            images: describes the images that are decoded.
-            rank: this rank, if the rows are those of one rank; None if they are of all.
+        ``images`` describes those that are decoded. ``rank`` is this one if all rows are its own.
         """
         for (known, decoded), store in self._made.items():
             if set(names) <= set(known) and decoded == images:

@@ -72,11 +72,7 @@ class Field:
         return str(np.result_type(*(column.dtype for column in self.columns)).name)
 
     def of(self, taken: Mapping[str, Rows], buffers: Buffers | None = None) -> Any:
-        """Make this part of a batch.
-
-        Args:
-            taken: the columns' rows, by name.
-            buffers: memory for converted numbers; None allocates new memory.
+        """Make this part of a batch from rows by column, in memory of ``buffers`` if given.
 
         Returns:
             An array of shape (rows, *row_shape), vectors side by side. A list with one entry per

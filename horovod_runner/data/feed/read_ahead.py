@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -22,45 +20,36 @@ _SMALL_BYTES = 1 << 13
 _SAMPLED_ROWS = 16
 
 
-@dataclass
-class _Matrix:
-    """Requests for one file."""
-
-    path: Path
-    row_bytes: int
-    requested: Array | None  # for each large part, whether it was; None requests single rows
-
-
 class ReadAhead:
     """Requests the rows of one epoch; the system can cache ``memory`` bytes of files."""
 
     def __init__(self, files: Sequence[MatrixFile], memory: int) -> None:
-        self._matrices = []
-        for path, rows, row_bytes in sorted(files, key=lambda file: file.rows * file.row_bytes):
-            size = rows * row_bytes
+        # For each large part, whether it was requested; None requests single rows.
+        self._requested: list[tuple[MatrixFile, Array | None]] = []
+        for file in sorted(files, key=lambda file: file.rows * file.row_bytes):
+            size = file.rows * file.row_bytes
             memory -= size
-            stays = memory > 0 and row_bytes < _LARGE_BYTES
+            stays = memory > 0 and file.row_bytes < _LARGE_BYTES
             requested = np.zeros(-(-size // _LARGE_BYTES), np.bool_) if stays else None
-            self._matrices.append(_Matrix(path, row_bytes, requested))
+            self._requested.append((file, requested))
 
     def request(self, rows: Array) -> None:
         """Ask the system to read the pages of some rows, by their numbers, without waiting."""
         if not len(rows):
             return
         ordered: Array | None = None
-        for matrix in self._matrices:
-            if matrix.requested is not None and matrix.requested.all():
+        for (path, _, row_bytes), requested in self._requested:
+            if requested is not None and requested.all():
                 continue
-            with matrix.path.open("rb", buffering=0) as file:
-                if matrix.requested is not None:
-                    starts = rows * matrix.row_bytes
-                    ranges = _large_parts(matrix.requested, starts, matrix.row_bytes)
+            with path.open("rb", buffering=0) as file:
+                if requested is not None:
+                    ranges = _large_parts(requested, rows * row_bytes, row_bytes)
                 else:
                     few = rows[:: max(1, len(rows) // _SAMPLED_ROWS)]
-                    if _in_memory(file.fileno(), few * matrix.row_bytes):
+                    if _in_memory(file.fileno(), few * row_bytes):
                         continue
                     ordered = np.sort(rows) if ordered is None else ordered
-                    ranges = _small_parts(ordered * matrix.row_bytes, matrix.row_bytes)
+                    ranges = _small_parts(ordered * row_bytes, row_bytes)
                 for start, end in ranges:
                     os.posix_fadvise(file.fileno(), start, end - start, os.POSIX_FADV_WILLNEED)
 

@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 
 from horovod_runner.data.feed.options import FeedOptions
-from horovod_runner.data.pack.nested import column_at
 from horovod_runner.data.scoring import model_file
 from horovod_runner.data.scoring.inputs import Inputs
 from horovod_runner.data.scoring.models.kind import Call, ModelKind
@@ -91,8 +90,7 @@ def log_model(
         SerializationError: the model cannot be written to a file.
     """
     inputs = Inputs.of(example.schema, options)
-    columns = [column_at(example, column) for column in inputs.names]
-    batch = pa.RecordBatch.from_arrays(columns, inputs.names)
+    batch = inputs.columns_of(example)
     inputs = inputs.settle(batch)
     path = model_file.keep(kind, model, ())
     outputs = parse_outputs(output)
