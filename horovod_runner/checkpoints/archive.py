@@ -173,7 +173,7 @@ class Archive:
     @property
     def latest(self) -> Marker | None:
         """The marker of the latest checkpoint; None if there is none."""
-        return next(iter(self.markers), None)
+        return self.markers[0] if self.markers else None
 
     @property
     def checkpoints(self) -> list[Checkpoint]:

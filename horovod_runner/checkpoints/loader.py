@@ -279,7 +279,7 @@ def _share_commit(
 ) -> LoadedCheckpoint:
     """Broadcast a commit from rank ``root``, which has it. All ranks call this.
 
-    A rank that lacks it, and so has none ``held``, keeps it in case the sender's host is lost.
+    A rank that lacks it (``held`` is None) may ``keep`` it, in case the sender's host is lost.
     """
     text, memory = b"", b""
     if held is not None and rank == root:

@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 class Saver:
     """Saves checkpoints; on rank 0 only, except those that are sharded.
 
-    ``descriptor`` is that of the pipe to the task, which forwards messages to the driver, and
-    ``outcome_file`` that of the outcome; None where no task could end this process.
+    ``descriptor`` is that of the pipe to the task, which forwards messages to the driver.
+    ``outcome_file`` is that of the outcome, or None where no task could end this process.
     """
 
     def __init__(

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -112,19 +113,11 @@ class ArrowReader(ABC):
         """Yield the rows of a unit, packed."""
         row = sum(self.units[:unit])
         for batch in self.read(unit, [column.name for column in layout.columns]):
-            yield pack_batch(batch, layout, self.fill_null, row)
+            yield pack(layout, batch.num_rows, partial(self._column, batch, row))
             row += batch.num_rows
 
-
-def pack_batch(
-    batch: pa.RecordBatch, layout: Layout, fill_null: Mapping[str, Any], first: int = 0
-) -> Chunk:
-    """Pack the rows of a record batch; ``first`` is the number of its first row."""
-
-    def read(column: Column) -> Rows:
-        return arrow_rows.read(batch, column, fill_null.get(column.name), first)
-
-    return pack(layout, batch.num_rows, read)
+    def _column(self, batch: pa.RecordBatch, first: int, column: Column) -> Rows:
+        return arrow_rows.read(batch, column, self.fill_null.get(column.name), first)
 
 
 @dataclass(frozen=True)
