@@ -34,7 +34,7 @@ class KerasCopier:
         self._model: Any = None
         self._clone: Any = None
 
-    def copy(self, model: Any) -> Callable[[Path], None]:
+    def copy(self, model: Any) -> Callable[[Path], object]:
         """Copy a model's weights and optimizer state; returns what saves the copy to a file.
 
         A model that Keras cannot clone is saved to memory before this returns.

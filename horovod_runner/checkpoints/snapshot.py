@@ -37,7 +37,7 @@ class Snapshot(NamedTuple):
     """
 
     kind: Kind
-    write: Callable[[Path], None]
+    write: Callable[[Path], object]
 
 
 class Copier:

@@ -64,10 +64,9 @@ class TorchKind:
             model.eval().requires_grad_(False)
             if device != "cpu":
                 model = model.to(device)
+        call = caller(model)
         if self.form == "lightning" and _overrides_predict_step(model):
             call = partial(_predict_step, model)
-        else:
-            call = caller(model)
 
         def without_gradients(parts: Parts) -> Any:
             tensors = {name: as_tensor(value, device) for name, value in parts.items()}
