@@ -36,10 +36,6 @@ _CHECK = (
 class Archive:
     """A run's checkpoints, and its timeline: a context manager around the run.
 
-    Args:
-        run_id: the id in the names of the run's checkpoints.
-        options: what the user chose for the run.
-
     Attributes:
         markers: of the complete checkpoints, latest first.
 
@@ -169,7 +165,6 @@ class Archive:
         )
 
     def _taken(self) -> str:
-        """That a later run has taken the folder over; empty if none has, or nobody can tell."""
         if self._owned:
             with suppress(Exception):  # the folder may be unreachable
                 return owner.taken_from(self._folder, self._run_id)
@@ -212,11 +207,7 @@ class Archive:
         )
 
     def unsaved(self, what: str, why: str) -> str:
-        """Record that a checkpoint could not be written.
-
-        Args:
-            what: "the checkpoint of step 10".
-            why: the cause, and what to change; whole sentences.
+        """Record that a checkpoint ("the checkpoint of step 10") could not be written, and why.
 
         Returns:
             A text for the user.
@@ -244,11 +235,7 @@ class Archive:
         return None if self._timeline is None else self._timeline.absolute().parent
 
     def warnings(self, *, finished: bool) -> list[str]:
-        """What to say at the end of a run that lacks checkpoints.
-
-        Args:
-            finished: whether ``main`` returned on all ranks.
-        """
+        """The warnings at the end of a run without checkpoints, ``finished`` if main returned."""
         if self._unsaved and not self._config.required:
             count, latest = self._unsaved, self.latest
             there = "There is none" if latest is None else f"The latest is of step {latest.step}"
@@ -350,7 +337,7 @@ class Archive:
         return None if message.offset else self._timeline
 
     def _close_timeline(self) -> None:
-        """Close the timeline: a mounted store opens no file again to append to it."""
+        # Only at its end: a mounted store opens no file again to append to it.
         file, self._timeline_file = self._timeline_file, None
         if file is not None:
             file.close()

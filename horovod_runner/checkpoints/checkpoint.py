@@ -50,13 +50,7 @@ class Checkpoint:
     """
 
     def __init__(self, folder: Folder | str, marker: Marker) -> None:
-        """Name a checkpoint.
-
-        Args:
-            folder: in which it is; of one in a record its path or URL, which is opened when the
-                checkpoint is loaded.
-            marker: its metadata.
-        """
+        # The folder of one in a record is a path or URL, opened when the checkpoint is loaded.
         self._folder = folder
         self.marker = marker
         self.step = marker.step
@@ -131,31 +125,26 @@ def find_complete(folder: Folder) -> list[Marker]:
 
 
 def _is_there(folder: Folder, marker: Marker) -> bool:
-    """Whether a checkpoint has its file. Those of the ranks are verified when they are read."""
-    if marker.kind == "sharded":
+    if marker.kind == "sharded":  # the files of the ranks are verified when they are read
         return folder.inside(marker.name).size(METADATA) is not None
     return folder.size(marker.name) == marker.size
 
 
 def publish(folder: Folder, part: Path | None, marker: Marker, *, owned: bool = False) -> None:
-    """Move a finished file into the folder and complete it with its marker.
-
-    Args:
-        folder: of checkpoints.
-        part: the file; None: of a sharded checkpoint, whose files are there.
-        marker: the checkpoint's.
-        owned: whether the run must own the folder, see :mod:`horovod_runner.checkpoints.owner`.
+    """Move a finished file into the folder, if it is not there yet, and complete it by its marker.
 
     Raises:
-        CheckpointError: it must, and another run has taken the folder over.
+        CheckpointError: it must be ``owned`` by the run, and another one has taken it over.
     """
     if owned:
         _check_owner(folder, marker)
     if part is not None:
         folder.move_in(part, marker.name)
     try:
-        text = msgspec.json.format(_json(marker), indent=1)
-        folder.write(marker_name(marker.name), text)
+        # JSON has no NaN. Such a metric is left out: for the ranking it counts as missing anyway.
+        finite = {name: value for name, value in marker.metrics.items() if math.isfinite(value)}
+        text = msgspec.json.encode(msgspec.structs.replace(marker, metrics=finite))
+        folder.write(marker_name(marker.name), msgspec.json.format(text, indent=1))
         if owned:
             # Again: the other run removes files that have no marker, perhaps a moment ago.
             _check_owner(folder, marker)
@@ -168,12 +157,6 @@ def publish(folder: Folder, part: Path | None, marker: Marker, *, owned: bool = 
 def _check_owner(folder: Folder, marker: Marker) -> None:
     if problem := owner.taken_from(folder, marker.run_id):
         raise CheckpointError(problem)
-
-
-def _json(marker: Marker) -> bytes:
-    # JSON has no NaN. Such a metric is left out: for the ranking it counts as missing anyway.
-    finite = {name: value for name, value in marker.metrics.items() if math.isfinite(value)}
-    return msgspec.json.encode(msgspec.structs.replace(marker, metrics=finite))
 
 
 def remove(folder: Folder, marker: Marker) -> None:
@@ -271,12 +254,8 @@ def has_probe(folder: Folder, token: str) -> bool:
 def clean_up(folder: Folder, token: str, *, probes: bool = True, before: str = "") -> None:
     """Remove a run's probe, journal and unfinished files, and those of runs that crashed a day ago.
 
-    Args:
-        folder: to clean up.
-        token: the run's, in the names of its checkpoints.
-        probes: whether the run's probe file is removed, too.
-        before: the run from which this one has taken the folder over: its unfinished files are
-            removed at any age. Empty if there is none.
+    If this run has taken the folder over from the run ``before``, the unfinished files of that run
+    are removed at any age.
     """
     prefixes = (PART, LIVE, _PROBE) if probes else (PART, LIVE)
     names = set(folder.names())

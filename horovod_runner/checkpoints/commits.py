@@ -38,30 +38,18 @@ _STEP_BYTES: Final = 1 << 20
 
 
 class Commit(msgspec.Struct, frozen=True):
-    """The metadata of a commit.
+    """The metadata of a commit."""
 
-    Attributes:
-        attempt: 1-based number of the launch within the run.
-        number: 1-based number of the commit within the attempt.
-        step: as given to ``commit``.
-        next_checkpoint: the number that the next checkpoint of this attempt gets.
-        metrics: as given to ``commit``.
-        kind: "packed", or a file's format as in :data:`~horovod_runner.wire.marker.Kind`.
-        size: in bytes.
-        tree_at, crc: of a packed state: the tree's position and CRC-32.
-        slot: the file that it is in, 0 or 1.
-    """
-
-    attempt: int
-    number: int
+    attempt: int  # 1-based number of the launch within the run
+    number: int  # 1-based number of the commit within the attempt
     step: int
-    next_checkpoint: int
+    next_checkpoint: int  # the number that the next checkpoint of this attempt gets
     metrics: dict[str, int | float] = {}
     kind: Literal["packed", "bytes", "keras", "folder"] = "packed"
-    size: int = 0
-    tree_at: int = 0
-    crc: int = 0
-    slot: int = 0
+    size: int = 0  # in bytes
+    tree_at: int = 0  # the position of the tree in a packed state
+    crc: int = 0  # the CRC-32 of that tree
+    slot: int = 0  # the file that it is in, 0 or 1
 
     @property
     def order(self) -> tuple[int, int]:
@@ -69,12 +57,7 @@ class Commit(msgspec.Struct, frozen=True):
         return self.attempt, self.number
 
     def is_older_than(self, marker: Marker, run_id: str) -> bool:
-        """Whether a checkpoint was saved after this commit.
-
-        Args:
-            marker: the checkpoint's. Those of earlier runs are older than any commit.
-            run_id: this run's.
-        """
+        """Whether a checkpoint was saved after this commit; those of other runs were not."""
         later = (marker.attempt, marker.number) >= (self.attempt, self.next_checkpoint)
         return marker.run_id == run_id and later
 
@@ -83,37 +66,43 @@ decode_commit: Final = msgspec.msgpack.Decoder(Commit).decode
 
 
 class Held(NamedTuple):
-    """A commit that no process overwrites while it is held.
-
-    Attributes:
-        commit: its metadata.
-        memory: its state. Writing to it changes nothing.
-    """
+    """A commit that no process overwrites while it is held."""
 
     commit: Commit
-    memory: Memory
+    memory: Memory  # its state; writing to it changes nothing
 
     def read(self) -> Any:
-        """Read the state. The result shares no memory with the commit."""
-        return read(self.commit, self.memory)
+        """Read the state. The result shares no memory with the commit.
+
+        Raises:
+            CheckpointError: the framework that it needs is not installed here.
+        """
+        commit, memory = self
+        if commit.kind == "bytes":
+            return bytes(memory[: commit.size])
+        if commit.kind == "packed":
+            try:
+                return packed.read(memory, commit.tree_at, commit.size)
+            except ImportError as error:
+                raise CheckpointError(f"the commit cannot be read here: {error}.") from error
+        with temporary_folder("commit") as folder:
+            path = Path(folder) / f"state{SUFFIXES[commit.kind]}"
+            path.write_bytes(memoryview(memory)[: commit.size])
+            return formats.read(commit.kind, path)
 
 
 class Commits:
-    """The commits of a host. One process writes, all may read.
-
-    Args:
-        folder: in which they are; it exists.
-    """
+    """The commits of a host, in a folder that exists. One process writes, all may read."""
 
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder)
-        self._slots = [_Slot(self._path(slot)) for slot in range(2)]
+        self._slots = [_Slot(self._folder / f"state-{slot}") for slot in range(2)]
 
     def latest(self) -> Commit | None:
         """The metadata of the latest complete commit; None if there is none."""
         try:
             commit = decode_commit((self._folder / _MARKER).read_bytes())
-            if commit.size <= self._path(commit.slot).stat().st_size:
+            if commit.size <= self._slots[commit.slot].path.stat().st_size:
                 return commit
         except (FileNotFoundError, msgspec.DecodeError):
             pass
@@ -125,7 +114,7 @@ class Commits:
         with ExitStack() as stack:
             held = None
             while (commit := self.latest()) is not None:
-                file = stack.enter_context(self._path(commit.slot).open("rb"))
+                file = stack.enter_context(self._slots[commit.slot].path.open("rb"))
                 fcntl.flock(file, fcntl.LOCK_SH)
                 again = self.latest()
                 if again is not None and again.order == commit.order:
@@ -138,11 +127,7 @@ class Commits:
             yield held
 
     def write(self, state: Any, commit: Commit) -> None:
-        """Make a new commit.
-
-        Args:
-            state: as for ``save_checkpoint``.
-            commit: its metadata, without kind, size and what follows.
+        """Commit a state; of its metadata, kind, size and what follows are filled in here.
 
         Raises:
             CheckpointError: there is no room for it; the earlier commit stays.
@@ -163,7 +148,6 @@ class Commits:
                 layout.copy_to(memory)
 
     def _write_file(self, state: Any, commit: Commit) -> None:
-        """Commit a Keras model or a folder, as the file that a checkpoint would be."""
         kind: Literal["keras", "folder"] = "keras" if is_keras_model(state) else "folder"
         part = self._folder / f"{_PART}file{SUFFIXES[kind]}"
         try:
@@ -177,8 +161,7 @@ class Commits:
                 with self.writing(_replace(commit, kind=kind, size=size)) as memory:
                     file.readinto(memoryview(memory)[:size])
         except OSError as error:
-            free = shutil.disk_usage(self._folder).free
-            raise self._no_room(str(error), bytes_text(free)) from error
+            raise self._no_room(error) from error
         finally:
             part.unlink(missing_ok=True)
 
@@ -188,62 +171,49 @@ class Commits:
 
         It does not count if a later one is there: a rank of an earlier attempt may still be ending.
 
-        Args:
-            commit: its metadata; the slot is chosen here.
-            wait: whether to wait for another process that writes.
-
         Raises:
-            BlockingIOError: another process writes, and this one does not wait.
+            BlockingIOError: another process writes, and this one does not ``wait``.
             CheckpointError: there is no room for it.
         """
         folder = os.open(self._folder, os.O_RDONLY)
         try:
             fcntl.flock(folder, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            with self._writing(commit) as memory:
+            latest = self.latest()
+            number = 0 if latest is None else 1 - latest.slot
+            self._make_room(commit.size)
+            with self._slots[number].locked() as memory:
                 yield memory
+                if latest is None or latest.order <= commit.order:
+                    self._mark(_replace(commit, slot=number))
         finally:
             os.close(folder)
 
-    @contextmanager
-    def _writing(self, commit: Commit) -> Iterator[Memory]:
-        """Do the work of :meth:`writing`; no other process writes."""
-        latest = self.latest()
-        number = 0 if latest is None else 1 - latest.slot
+    def _make_room(self, size: int) -> None:
         # Both files now: if the memory is too small, the first commit fails, and not a later one.
-        growth = sum(slot.growth(commit.size) for slot in self._slots)
+        growth = sum(slot.growth(size) for slot in self._slots)
         if growth > shutil.disk_usage(self._folder).free:
-            raise self._too_small(commit.size, growth)
+            raise self._too_small(size, growth)
         try:
             for slot in self._slots:
-                slot.grow(commit.size)
+                slot.grow(size)
         except OSError as error:
-            raise self._too_small(commit.size, growth, f" ({error})") from error
-        with self._slots[number].locked() as memory:
-            yield memory
-            if latest is None or latest.order <= commit.order:
-                self._mark(_replace(commit, slot=number))
+            raise self._too_small(size, growth, f" ({error})") from error
 
     def _mark(self, commit: Commit) -> None:
-        """Make a commit the latest, complete one."""
         part = self._folder / f"{_PART}{_MARKER}"
         try:
             part.write_bytes(msgspec.msgpack.encode(commit))
             part.replace(self._folder / _MARKER)
         except OSError as error:
             part.unlink(missing_ok=True)
-            free = bytes_text(shutil.disk_usage(self._folder).free)
-            raise self._no_room(str(error), free) from error
-
-    def _path(self, slot: int) -> Path:
-        return self._folder / f"state-{slot}"
+            raise self._no_room(error) from error
 
     def _too_small(self, size: int, growth: int, why: str = "") -> CheckpointError:
-        """The error of a memory that has too little room for a state of ``size`` bytes."""
-        sizes = size, growth, shutil.disk_usage(self._folder).free
-        state, more, free = sizes_text(*sizes)
+        state, more, free = sizes_text(size, growth, shutil.disk_usage(self._folder).free)
         return self._no_room(f"a state of {state} needs another {more}{why}", free)
 
-    def _no_room(self, reason: str, free: str) -> CheckpointError:
+    def _no_room(self, reason: object, free: str = "") -> CheckpointError:
+        free = free or bytes_text(shutil.disk_usage(self._folder).free)
         return CheckpointError(
             f"commit has no room in {self._folder}: {reason}, and {free} are free. Commits "
             "take twice the state's size in the memory of each host. Give containers more shared "
@@ -256,25 +226,21 @@ class _Slot:
     """A file for states, and its memory in this process."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         self._file = -1
         self._memory: Memory = None
 
     def growth(self, size: int) -> int:
         """By how many bytes the file has to grow for a state of that size."""
         try:
-            return max(0, _rounded(size) - self._path.stat().st_size)
+            return max(0, _rounded(size) - self.path.stat().st_size)
         except FileNotFoundError:
             return _rounded(size)
 
     def grow(self, size: int) -> None:
-        """Reserve memory for a state of that size.
-
-        Raises:
-            OSError: there is none left.
-        """
+        """Reserve memory for a state of that size."""
         if self._file < 0:
-            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if self.growth(size):
             # A write to a page that does not exist yet would end the process if memory is full.
             os.posix_fallocate(self._file, 0, _rounded(size))
@@ -294,25 +260,6 @@ class _Slot:
             yield self._memory
         finally:
             fcntl.flock(self._file, fcntl.LOCK_UN)
-
-
-def read(commit: Commit, memory: Memory) -> Any:
-    """Read a commit's state from memory. The result shares nothing with the memory.
-
-    Raises:
-        CheckpointError: the framework that it needs is not installed here.
-    """
-    if commit.kind == "bytes":
-        return bytes(memory[: commit.size])
-    if commit.kind == "packed":
-        try:
-            return packed.read(memory, commit.tree_at, commit.size)
-        except ImportError as error:
-            raise CheckpointError(f"the commit cannot be read here: {error}.") from error
-    with temporary_folder("commit") as folder:
-        path = Path(folder) / f"state{SUFFIXES[commit.kind]}"
-        path.write_bytes(memoryview(memory)[: commit.size])
-        return formats.read(commit.kind, path)
 
 
 def _replace(commit: Commit, **fields: Any) -> Commit:

@@ -37,12 +37,6 @@ _TREE: Final = "tree.msgpack"
 _decode_tree: Final = msgspec.msgpack.Decoder().decode
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Write bytes to a new file."""
-    with path.open("wb") as file:
-        file.write(data)
-
-
 def write_torch(path: Path, state: Any) -> None:
     """Write a state with torch tensors to a new file.
 
@@ -152,9 +146,8 @@ def numpy_allowed(torch: Any) -> Any:
         return nullcontext()
     package = "_core" if numpy.lib.NumpyVersion(numpy.__version__) >= "2.0.0" else "core"
     multiarray = import_module(f"numpy.{package}.multiarray")
-    dtypes = {type(numpy.dtype(code)) for code in numpy.typecodes["AllFloat"]}
-    dtypes |= {type(numpy.dtype(code)) for code in numpy.typecodes["AllInteger"] + "?USFD"}
-    dtypes |= {type(numpy.dtype(code)) for code in ("M8[s]", "m8[s]")}
+    codes = [*numpy.typecodes["AllFloat"], *numpy.typecodes["AllInteger"], *"?USFD"]
+    dtypes = {type(numpy.dtype(code)) for code in [*codes, "M8[s]", "m8[s]"]}
     allowed = [numpy.ndarray, numpy.dtype, *dtypes]
     # Under both names: NumPy 2 renamed the package.
     for name in ("_reconstruct", "scalar"):

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from horovod_runner.checkpoints.formats import write_bytes
 from horovod_runner.common.files import is_full, write_problem
 from horovod_runner.errors import CheckpointError
 from horovod_runner.host.folders.problems import FULL_TEMPORARY
@@ -35,7 +34,7 @@ class KerasCopier:
         self._model: Any = None
         self._clone: Any = None
 
-    def copy(self, model: Any) -> Callable[[Path], None]:
+    def copy(self, model: Any) -> Callable[[Path], object]:
         """Copy a model's weights and optimizer state; returns what saves the copy to a file.
 
         A model that Keras cannot clone is saved to memory before this returns.
@@ -45,7 +44,8 @@ class KerasCopier:
         if self._model is not model or not fits:
             self._model, self._clone = model, _clone_of(model)
         if self._clone is None:
-            return partial(write_bytes, data=_saved(model))
+            saved = _saved(model)
+            return lambda path: path.write_bytes(saved)
         targets, sources = keras_variables(self._clone), keras_variables(model)
         for target, source in zip(targets, sources, strict=True):
             target.assign(source)
@@ -83,7 +83,7 @@ def _saved(model: Any) -> bytes:
 
 
 def _save(model: Any, path: Path) -> None:
-    """Save a model on a local disk, and copy the file: Keras goes back in what it has written."""
+    # On a local disk, and then copied: Keras goes back in what it has written.
     with temporary_folder("keras") as folder:
         saved = Path(folder) / path.name
         try:

@@ -16,8 +16,7 @@ from typing import Any
 import msgspec
 
 from horovod_runner.checkpoints import checkpoint, formats
-from horovod_runner.checkpoints import commits as commits_
-from horovod_runner.checkpoints.commits import Commit, Commits, Held
+from horovod_runner.checkpoints.commits import Commit, Commits, Held, decode_commit
 from horovod_runner.checkpoints.problems import UnreachableError
 from horovod_runner.common.text import count_text, ranks_text
 from horovod_runner.errors import CheckpointError
@@ -62,7 +61,7 @@ def load(
     """Load the newest of checkpoint and commit. All ranks call this.
 
     Args:
-        plan: the run's plan for its checkpoints.
+        plan: the run's.
         rank: this rank's number.
         size: the number of ranks.
         warn: called with a line for the user if a checkpoint is damaged.
@@ -105,10 +104,9 @@ def load(
 def _agree(
     held: Held | None, ranks: SmallCollectives | None, size: int
 ) -> tuple[Commit | None, Sequence[int]]:
-    """Find the newest commit of all hosts, and the ranks that have it.
+    """The newest commit of all hosts, without more than tells its age, and the ranks that have it.
 
-    Returns:
-        The newest commit; only what tells its age is filled in. None if no host has one.
+    None if no host has one.
     """
     ours = [0, 0, 0]
     if held is not None:
@@ -123,22 +121,14 @@ def _agree(
 
 @dataclass(frozen=True)
 class _Loading:
-    """Loads a checkpoint. All ranks make the same calls.
-
-    Attributes:
-        plan: the run's.
-        rank: this rank's number.
-        ranks: None for a single rank.
-        warn: as for :func:`load`; so is ``into``.
-        required: whether it is an error if no checkpoint is intact.
-    """
+    """Loads a checkpoint, with the arguments of :func:`load`. All ranks make the same calls."""
 
     plan: CheckpointPlan
     rank: int
     ranks: SmallCollectives | None
     warn: Callable[[str], None]
     into: Callable[[], Mapping[str, Any]] | None
-    required: bool = True
+    required: bool = True  # it is an error if no checkpoint is intact
 
     def load(self, markers: Sequence[Marker]) -> LoadedCheckpoint | None:
         """Load the latest intact checkpoint of some, the latest first; None if there is none."""
@@ -151,14 +141,12 @@ class _Loading:
                 if chosen is None:
                     return None
                 path, marker = chosen
-                metrics = dict(marker.metrics)
                 if path is not None:
-                    state = formats.read(marker.kind, path)
-                    return LoadedCheckpoint(state, marker.step, metrics)
+                    return _loaded(marker, formats.read(marker.kind, path))
             left = left[left.index(marker) + 1 :]
             state = self._load_sharded(marker, self._instead(left))
             if state is not None:
-                return LoadedCheckpoint(state, marker.step, metrics)
+                return _loaded(marker, state)
 
     def _choose(
         self, markers: Sequence[Marker], cleanup: ExitStack
@@ -201,7 +189,7 @@ class _Loading:
                 if marker.kind == "sharded":
                     from horovod_runner.checkpoints.sharded import reader
 
-                    reader.check(folder, marker)
+                    reader.read_metadata(folder, marker)
                     return None, marker
                 return cleanup.enter_context(checkpoint.intact_file(folder, marker)), marker
             except UnreachableError:
@@ -223,12 +211,7 @@ class _Loading:
         return "" if self.required else " The commit is used."
 
     def _load_sharded(self, marker: Marker, instead: str) -> Any:
-        """Load what this rank needs of a sharded checkpoint; None if it is damaged.
-
-        Args:
-            marker: the checkpoint's.
-            instead: says what is used if it is damaged.
-        """
+        """What this rank needs of a sharded checkpoint; None, and a warning, if it is damaged."""
         from horovod_runner.checkpoints.sharded import reader
 
         folder = open_folder(self.plan.folder)
@@ -253,20 +236,13 @@ class _Loading:
         return None
 
     def _ranks_where(self, condition: bool) -> list[int]:
-        """The ranks on which a condition holds."""
         ours = [int(condition)]
         found = [ours] if self.ranks is None else self.ranks.gather(ours)
         return [rank for rank, (holds,) in enumerate(found) if holds]
 
 
 def not_shared(plan: CheckpointPlan, marker: Marker, who: str) -> CheckpointError:
-    """The error of a sharded checkpoint that a rank does not see.
-
-    Args:
-        plan: the run's.
-        marker: the checkpoint's.
-        who: does not see it: a subject with "does" or "do".
-    """
+    """The error of a sharded checkpoint that ``who``, a subject with "does" or "do", cannot see."""
     return CheckpointError(
         f"the latest checkpoint, {marker.name} (step {marker.step}), is sharded: each rank reads "
         f"its part. {who} not see its folder, {plan.folder}. Set checkpoint_dir to a folder that "
@@ -294,28 +270,23 @@ def _receive_file(marker: Marker, ranks: SmallCollectives, cleanup: ExitStack) -
     return path
 
 
-def _loaded(commit: Commit, state: Any) -> LoadedCheckpoint:
-    return LoadedCheckpoint(state, commit.step, dict(commit.metrics))
+def _loaded(saved: Commit | Marker, state: Any) -> LoadedCheckpoint:
+    return LoadedCheckpoint(state, saved.step, dict(saved.metrics))
 
 
 def _share_commit(
     held: Held | None, root: int, rank: int, ranks: SmallCollectives, keep: Commits | None
 ) -> LoadedCheckpoint:
-    """Broadcast a commit from a rank that has it. All ranks call this.
+    """Broadcast a commit from rank ``root``, which has it. All ranks call this.
 
-    Args:
-        held: this rank's; None if it lacks the commit.
-        root: the sending rank.
-        rank: this rank's number.
-        ranks: all ranks.
-        keep: where a received commit is kept, in case the sender's host is lost; None: nowhere.
+    A rank that lacks it (``held`` is None) may ``keep`` it, in case the sender's host is lost.
     """
     text, memory = b"", b""
     if held is not None and rank == root:
         text, memory = msgspec.msgpack.encode(held.commit), held.memory
     count = int.from_bytes(ranks.broadcast(len(text).to_bytes(8, "little"), 8, root), "little")
     # This rank's own may have another size: a state may differ by rank.
-    commit = commits_.decode_commit(ranks.broadcast(text, count, root))
+    commit = decode_commit(ranks.broadcast(text, count, root))
     if held is not None:
         for at, count in _pieces(commit.size):
             ranks.broadcast(bytes(memory[at : at + count]), count, root)
@@ -329,4 +300,4 @@ def _share_commit(
             received = mmap.mmap(-1, max(commit.size, 1))
         for at, count in _pieces(commit.size):
             received[at : at + count] = ranks.broadcast(b"", count, root)
-        return _loaded(commit, commits_.read(commit, received))
+        return _loaded(commit, Held(commit, received).read())

@@ -22,17 +22,11 @@ _FILE: Final = ".resumed-by"
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """The file in the folder.
-
-    Attributes:
-        run_id: the run that owns the folder.
-        host: of its driver.
-        began: when it took the folder over, in seconds since the Unix epoch; for people only.
-    """
+    """The file in the folder."""
 
     run_id: str
-    host: str
-    began: float
+    host: str  # of its driver
+    began: float  # seconds since the Unix epoch; for people only
 
 
 _decode: Final = msgspec.json.Decoder(Owner).decode

@@ -12,7 +12,7 @@ import math
 import sys
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -24,27 +24,16 @@ _decode_tree: Final = msgspec.msgpack.Decoder().decode
 Memory = Any
 
 
-class _Placed:
-    """A tensor or an array that has its place in memory.
+class _Placed(NamedTuple):
+    """A tensor or an array that has its place in memory, and its entry in the tree."""
 
-    Attributes:
-        described: its entry in the tree: how to read it, its position, and more.
-    """
-
-    def __init__(self, *described: Any) -> None:
-        self.described = list(described)
+    entry: list[Any]  # how to read it, its position, and more
 
 
 class StateLayout:
-    """Where each part of a state goes in memory. Copies nothing yet.
+    """Where each part of a state, see :func:`map_state`, goes in memory. Copies nothing yet.
 
-    Args:
-        state: nested dicts, lists and tuples of tensors, arrays and plain values.
-
-    Attributes:
-        tree: the encoded tree.
-        tree_at: its position, in bytes.
-        size: of the whole block, in bytes.
+    The encoded tree begins at ``tree_at``, and the block has ``size`` bytes.
 
     Raises:
         TypeError: the state holds a value that cannot be stored.
@@ -65,7 +54,7 @@ class StateLayout:
         memory[self.tree_at : self.size] = self.tree
 
     def _place(self, size: int) -> int:
-        """Reserve bytes, and return their position. No two parts have the same position."""
+        # Also of nothing: no two parts have the same position.
         at = self._end
         self._end += -(-max(size, 1) // _ALIGNMENT) * _ALIGNMENT
         return at
@@ -85,7 +74,7 @@ class StateLayout:
 
         if size:
             self._copies.append(copy)
-        return _Placed("tensor", at, _torch_name(tensor.dtype), list(tensor.shape))
+        return _Placed(["tensor", at, _torch_name(tensor.dtype), list(tensor.shape)])
 
     def _place_array(self, value: Any, _where: str) -> _Placed:
         numpy: Any = sys.modules["numpy"]
@@ -105,10 +94,8 @@ class StateLayout:
 
             if array.nbytes:
                 self._copies.append(copy)
-            placed = _Placed("array", at, name, list(array.shape))
-        if isinstance(value, numpy.generic):
-            placed.described = ["scalar", placed.described]
-        return placed
+            placed = _Placed(["array", at, name, list(array.shape)])
+        return _Placed(["scalar", placed.entry]) if isinstance(value, numpy.generic) else placed
 
     def _place_bytes(self, kind: str, data: bytes) -> _Placed:
         at = self._place(len(data))
@@ -117,17 +104,16 @@ class StateLayout:
             memory[at : at + len(data)] = data
 
         self._copies.append(copy)
-        return _Placed(kind, at, len(data))
+        return _Placed([kind, at, len(data)])
 
 
 def _torch_name(value: Any) -> str:
     return str(value).removeprefix("torch.")
 
 
-def _encode(value: Any) -> list[Any]:
-    """A tree's node as MessagePack has it: its kind, and what belongs to it."""
+def _encode(value: Any) -> list[Any]:  # a node's kind, and what belongs to it
     if isinstance(value, _Placed):
-        return value.described
+        return value.entry
     if isinstance(value, dict):
         kind = "ordered" if isinstance(value, OrderedDict) else "dict"
         node = [kind, [[_encode(key), _encode(item)] for key, item in value.items()]]
@@ -145,15 +131,9 @@ def _encode(value: Any) -> list[Any]:
 
 
 def read(memory: Memory, tree_at: int, size: int) -> Any:
-    """Read a state. The result shares no memory with the block.
+    """Read a state; tensors are on the CPU. The result shares no memory with the block.
 
-    Args:
-        memory: the block; it must be writable, though nothing is written to it.
-        tree_at: the tree's position.
-        size: of the block, in bytes.
-
-    Returns:
-        The state; tensors are on the CPU.
+    The memory must be writable, though nothing is written to it.
 
     Raises:
         ImportError: the framework of a tensor or an array is not installed here.
@@ -180,7 +160,9 @@ def read(memory: Memory, tree_at: int, size: int) -> Any:
             case "torch.dtype":
                 made = _torch_dtype(value)
             case "torch.device":
-                made = _torch_device(value)
+                import torch
+
+                made = torch.device(value)
             case "tensor" | "array" | "saved" | "npy":
                 if value not in found:
                     found[value] = _READERS[kind](memory, value, *rest)
@@ -197,12 +179,6 @@ def _torch_dtype(name: str) -> Any:
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"{name!r} is not a type of torch's")
     return dtype
-
-
-def _torch_device(name: str) -> Any:
-    import torch
-
-    return torch.device(name)
 
 
 def _read_tensor(memory: Memory, at: int, name: str, shape: list[int]) -> Any:

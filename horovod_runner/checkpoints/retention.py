@@ -10,13 +10,9 @@ from horovod_runner.wire.marker import Marker
 
 
 def surplus(markers: Iterable[Marker], config: CheckpointConfig) -> list[Marker]:
-    """The checkpoints to remove.
+    """The checkpoints to remove, of all that exist.
 
     The latest ``num_to_keep`` stay; with a metric the best ``num_to_keep``, and the latest one.
-
-    Args:
-        markers: of all existing checkpoints.
-        config: how many to keep, and by which metric.
     """
     newest = sorted(markers, key=lambda marker: marker.number, reverse=True)
     keep = config.num_to_keep

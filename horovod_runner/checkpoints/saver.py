@@ -48,11 +48,8 @@ if TYPE_CHECKING:
 class Saver:
     """Saves checkpoints; on rank 0 only, except those that are sharded.
 
-    Args:
-        plan: where the checkpoints go.
-        descriptor: of the pipe to the task, which forwards messages to the driver.
-        outcome_file: its descriptor; None where no task could end this process.
-        limits: for the other ranks.
+    ``descriptor`` is that of the pipe to the task, which forwards messages to the driver.
+    ``outcome_file`` is that of the outcome, or None where no task could end this process.
     """
 
     def __init__(
@@ -112,13 +109,7 @@ class Saver:
     ) -> None:
         """Copy this rank's part of the state, and start a thread that writes it. On all ranks.
 
-        Args:
-            state: a dict; it may hold parts of tensors.
-            step: as given to ``save_checkpoint``.
-            metrics: as given there.
-            calls: how often ``save_checkpoint`` was called on this rank, with this call.
-            rank: this rank's number.
-            size: the number of ranks.
+        ``calls`` is how often ``save_checkpoint`` was called on this rank, with this call.
 
         Raises:
             CheckpointError: a rank does not see the folder, or the ranks save different
@@ -145,8 +136,7 @@ class Saver:
     def _unstopped(self) -> Iterator[ExitStack]:
         """Wait for the previous checkpoint; then keep the task from ending this process.
 
-        The lock is released at the end of the block, or of the thread that takes it with
-        ``pop_all``.
+        Until the end of the block, or of the thread that takes the lock with ``pop_all``.
         """
         self.finish()
         with ExitStack() as stack:
@@ -177,7 +167,6 @@ class Saver:
         self._kept.close()
 
     def _draft(self, kind: Kind, number: int, step: int, metrics: dict[str, float | int]) -> Marker:
-        """The marker of a checkpoint that is not written yet: see :func:`_written`."""
         plan = self._plan
         name = file_name(number, step, plan.token, kind)
         return Marker(name, number, step, kind, 0, "", plan.token, plan.attempt, metrics=metrics)
@@ -230,11 +219,7 @@ class Saver:
     ) -> None:
         """Tell the driver why a checkpoint could not be written; a later run may be the reason.
 
-        Args:
-            step: the checkpoint's.
-            error: what stopped it.
-            folder: where it was written on this host; None if nowhere.
-            full: what to do if the disk is full; None for the folder of checkpoints.
+        Arguments are those of :func:`describe`.
         """
         why = ""
         if self._plan.owned:
@@ -245,7 +230,6 @@ class Saver:
             self._send(events.Unsaved(0, step, why))
 
     def _scratch_folder(self) -> Path:
-        """A scratch folder, for files that are sent to the driver."""
         if temporary := os.environ.get(TEMPORARY_VARIABLE):
             return Path(temporary)  # the task removes what this process leaves there
         if self._scratch is None:
@@ -253,11 +237,10 @@ class Saver:
         return self._scratch
 
     def _prune(self) -> None:
-        """Remove old checkpoints. What cannot be removed is tried after the next checkpoint."""
         plan = self._plan
         if not self._direct or plan.config.num_to_keep is None:
             return
-        with suppress(Exception):
+        with suppress(Exception):  # it is tried again after the next checkpoint
             markers = checkpoint.find_complete(self._folder)
             ours = [marker for marker in markers if plan.lineage or marker.run_id == plan.token]
             for marker in surplus(ours, plan.config):

@@ -33,14 +33,11 @@ _COPY_BYTES: Final = 1 << 20
 class Snapshot(NamedTuple):
     """A copy of a state, not yet written.
 
-    Attributes:
-        kind: the file format.
-        write: writes the copy to a new file. The file's name must end with the kind's suffix, see
-            :data:`~horovod_runner.wire.marker.SUFFIXES`.
+    It is written to a new file whose name ends with the suffix of its kind.
     """
 
     kind: Kind
-    write: Callable[[Path], None]
+    write: Callable[[Path], object]
 
 
 class Copier:
@@ -50,8 +47,7 @@ class Copier:
     """
 
     def __init__(self) -> None:
-        self._torch: dict[tuple[Any, ...], Any] = {}
-        self._arrays: dict[tuple[Any, ...], Any] = {}
+        self._buffers: dict[tuple[Any, ...], Any] = {}
         self._used: set[tuple[Any, ...]] = set()
         self._keras = KerasCopier()
 
@@ -63,16 +59,15 @@ class Copier:
         """
         if isinstance(state, (bytes, bytearray, memoryview)):
             data = bytes(state)
-            return Snapshot("bytes", lambda path: formats.write_bytes(path, data))
+            return Snapshot("bytes", lambda path: path.write_bytes(data))
         if isinstance(state, (str, os.PathLike)):
             return _pack_folder(Path(state))
         if is_keras_model(state):
             return Snapshot("keras", self._keras.copy(state))
         self._used = set()
         copied, with_torch = map_state(state, self._copy_tensor, self._copy_array)
-        for buffers in (self._torch, self._arrays):
-            for key in buffers.keys() - self._used:  # the state no longer has them
-                del buffers[key]
+        for key in self._buffers.keys() - self._used:  # the state no longer has them
+            del self._buffers[key]
         if with_torch:
             return Snapshot("torch", lambda path: formats.write_torch(path, copied))
         return Snapshot("arrays", lambda path: formats.write_arrays(path, copied))
@@ -81,13 +76,11 @@ class Copier:
         torch = sys.modules["torch"]
         if not is_dense(tensor):
             return tensor.cpu().clone()
-        key = (where, tuple(tensor.shape), tensor.dtype)
-        self._used.add(key)
-        buffer = self._torch.get(key)
-        if buffer is None:
-            pinned = tensor.is_cuda  # the GPU writes to pinned memory directly
-            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
-            self._torch[key] = buffer
+        pinned = tensor.is_cuda  # the GPU writes to pinned memory directly
+        buffer = self._buffer(
+            ("torch", where, tuple(tensor.shape), tensor.dtype),
+            lambda: torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned),
+        )
         buffer.copy_(tensor)
         return buffer
 
@@ -95,17 +88,19 @@ class Copier:
         numpy = sys.modules["numpy"]
         if isinstance(array, numpy.generic):
             return array
-        key = (where, array.shape, array.dtype)
-        self._used.add(key)
-        buffer = self._arrays.get(key)
-        if buffer is None:
-            buffer = self._arrays[key] = numpy.empty(array.shape, array.dtype)
+        key = ("numpy", where, array.shape, array.dtype)
+        buffer = self._buffer(key, lambda: numpy.empty(array.shape, array.dtype))
         numpy.copyto(buffer, array)
         return buffer
 
+    def _buffer(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+        self._used.add(key)
+        if key not in self._buffers:
+            self._buffers[key] = make()
+        return self._buffers[key]
+
 
 def _pack_folder(folder: Path) -> Snapshot:
-    """Copy a folder's files into a temporary tar file."""
     # To disk, not to memory: a folder may have any size.
     packed = unnamed_file("folder")
     try:
@@ -226,13 +221,7 @@ def _holds(value: Any, kind: Any) -> bool:
 def _map_leaves(value: Any, where: str, leaf: Callable[[Any, str], Any]) -> Any:
     """Rebuild nested dicts, lists and tuples with other leaves.
 
-    Args:
-        value: the container, or a leaf.
-        where: its place in the state, for errors: "['model'][0]".
-        leaf: maps a leaf and its place to the new leaf.
-
-    Raises:
-        TypeError: a container or a key has a type that cannot be stored.
+    ``where`` is the place in the state: "['model'][0]".
     """
     kind = type(value)
     if kind in (dict, OrderedDict) or (isinstance(value, Mapping) and not hasattr(value, "shape")):

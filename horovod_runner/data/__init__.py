@@ -7,7 +7,7 @@ A Spark DataFrame, a pandas or Arrow table, and the sources of this module arriv
 :class:`Shard`. `sources` prepares them on the driver, `packed` makes one for several runs, and
 `shard` is what ``main`` uses. All may import the rooms below them: `read` (where rows come from)
 and `feed` (rows to batches), which do not import each other, and `pack` (rows on disk), which
-imports neither.
+imports neither. All of them raise DataError for data that they cannot use, and for a full disk.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -103,8 +104,18 @@ class Source(ABC):
 _OPTIONS = parameters_of(ReadingArguments, Reading)
 
 
+class _Files(Source):
+    """Files that the ranks read themselves."""
+
+    _url: str  # or a path; of several the first
+    _reading: Reading
+
+    def _check(self) -> None:
+        check_reachable(self._url, self._reading.storage_options)
+
+
 @suggest_fields(_ALIASES, options=_OPTIONS)
-class parquet(Source):  # noqa: N801 - reads as a call
+class parquet(_Files):  # noqa: N801 - reads as a call
     """Parquet files, which the ranks read themselves.
 
     Args:
@@ -120,18 +131,15 @@ class parquet(Source):  # noqa: N801 - reads as a call
 
     def __init__(self, path: str | Sequence[str], **options: Unpack[ReadingArguments]) -> None:
         self._path = path
+        self._url = path if isinstance(path, str) else next(iter(path), "")
         self._reading = Reading(**options)
-
-    def _check(self) -> None:
-        first = self._path if isinstance(self._path, str) else next(iter(self._path), "")
-        check_reachable(first, self._reading.storage_options)
 
     def _prepare(self, name: str, shared: Path | None) -> Prepared:
         return _checked(listing.find(self._path, self._reading), self._reading.columns)
 
 
 @suggest_fields(_ALIASES, options=_OPTIONS)
-class delta(Source):  # noqa: N801 - reads as a call
+class delta(_Files):  # noqa: N801 - reads as a call
     """A Delta table, which the ranks read themselves; requires deltalake.
 
     Deletion vectors are taken into account, and columns that were renamed, dropped or added; those
@@ -147,22 +155,19 @@ class delta(Source):  # noqa: N801 - reads as a call
     def __init__(
         self, path: str, *, version: int | None = None, **options: Unpack[ReadingArguments]
     ) -> None:
-        self._path = path
+        self._url = path
         self._version = version
         self._reading = Reading(**options)
-
-    def _check(self) -> None:
-        check_reachable(self._path, self._reading.storage_options)
 
     def _prepare(self, name: str, shared: Path | None) -> Prepared:
         from horovod_runner.data.read import delta_table
 
-        found = delta_table.find(self._path, self._version, self._reading)
+        found = delta_table.find(self._url, self._version, self._reading)
         return _checked(found, self._reading.columns)
 
 
 @suggest_fields(_ALIASES, options=_OPTIONS)
-class petastorm(Source):  # noqa: N801 - reads as a call
+class petastorm(_Files):  # noqa: N801 - reads as a call
     """A Petastorm dataset, of ``materialize_dataset`` or ``make_spark_converter``.
 
     Its files are read without Petastorm, and cells of its codecs are decoded. Images whose size the
@@ -192,7 +197,7 @@ class petastorm(Source):  # noqa: N801 - reads as a call
         transform_spec: Any = None,
         **options: Unpack[ReadingArguments],
     ) -> None:
-        self._url: str = dataset if isinstance(dataset, str) else dataset.cache_dir_url
+        self._url = dataset if isinstance(dataset, str) else dataset.cache_dir_url
         self._reading = Reading(**options)
         given = {"predicate": predicate, "transform_spec": transform_spec, "schema_fields": ngram}
         self._with_petastorm = {name: value for name, value in given.items() if value is not None}
@@ -209,9 +214,6 @@ class petastorm(Source):  # noqa: N801 - reads as a call
             )
         if ngram is not None and self._reading.columns is not None:
             raise ValueError("an ngram names its columns itself: leave columns out")
-
-    def _check(self) -> None:
-        check_reachable(self._url, self._reading.storage_options)
 
     def _prepare(self, name: str, shared: Path | None) -> Prepared:
         from horovod_runner.data.read import petastorm_format, petastorm_reader
@@ -259,11 +261,7 @@ class _Table(Source):
             if table[column].null_count
         }
         table = table.replace_schema_metadata(column_types.refusing(table.schema, nulls).metadata)
-        known: dict[str, Any] = {
-            "schema": table.schema,
-            "units": [len(table)],
-            "fingerprint": _digest(table),
-        }
+        known: Any = {"schema": table.schema, "units": [len(table)], "fingerprint": _digest(table)}
         if shared is None:
             return _checked(Table(table=table, **known))
         path = shared / f"table-{name}.arrow"
@@ -274,10 +272,7 @@ class _Table(Source):
 class DataFrameSource(Source):
     """A Spark DataFrame.
 
-    Args:
-        dataframe: the DataFrame.
-        columns: those that are known to be read: they are refused before the launch, where the
-            rows are packed before it.
+    Columns that are known to be read are refused before a launch where rows are packed before it.
     """
 
     def __init__(self, dataframe: DataFrame, columns: Iterable[str] = ()) -> None:
@@ -350,12 +345,7 @@ def dataframes_of(sources: Mapping[str, Source]) -> dict[str, DataFrame]:
 def _checked(reader: ArrowReader, asked: Sequence[str] | None = None) -> ArrowReader:
     """Refuse what is known to fail before anything is launched.
 
-    Args:
-        reader: the dataset.
-        asked: columns that are asked for already; only those have to become tensors.
-
-    Raises:
-        DataError: there are no rows or columns, or one that is asked for cannot become a tensor.
+    Only columns that are asked for already have to become tensors.
     """
     refused = column_types.refused_in(reader.schema)
     if not reader.schema.names and refused:
@@ -381,10 +371,7 @@ def _write(table: pa.Table, path: Path) -> None:
         ) from None
 
 
-def _digest(table: pa.Table) -> str:
-    """A fingerprint of a table: its schema, its size, and the first bytes of each column."""
-    import hashlib
-
+def _digest(table: pa.Table) -> str:  # of its schema, its size, and the first bytes of each column
     about = repr((table.schema.remove_metadata(), len(table)))
     digest = hashlib.blake2b(about.encode(), digest_size=8)
     for batch in table.to_batches():

@@ -20,11 +20,7 @@ _PROGRESS_SECONDS = 20.0
 
 
 class Stores:
-    """The stores of a dataset, by their columns.
-
-    Args:
-        name: of the dataset.
-    """
+    """The stores of a dataset, by their columns."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -40,12 +36,7 @@ class Stores:
     ) -> PackedStore:
         """The packed dataset with some columns, packed by the ranks that ask for it first.
 
-        Args:
-            reader: reads the rows.
-            names: names of the columns.
-            columns: the columns.
-            images: describes the images that are decoded.
-            rank: this rank, if the rows are those of one rank; None if they are of all.
+        ``images`` describes those that are decoded. ``rank`` is this one if all rows are its own.
         """
         for (known, decoded), store in self._made.items():
             if set(names) <= set(known) and decoded == images:

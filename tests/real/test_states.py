@@ -177,10 +177,10 @@ def test_the_copy_is_independent_of_the_model_and_reuses_its_memory(
     weights += 1
     snapshot.write(tmp_path / "state.pt")
     assert formats.read("torch", tmp_path / "state.pt")["w"].sum() == 0
-    (buffer,) = copier._torch.values()
+    (buffer,) = copier._buffers.values()
     restored, _ = round_trip({"w": weights}, tmp_path, copier)
     assert restored["w"].sum() == 1000
-    assert next(iter(copier._torch.values())) is buffer
+    assert next(iter(copier._buffers.values())) is buffer
 
 
 def test_only_the_visible_part_of_a_view_is_stored(tmp_path: Path) -> None:

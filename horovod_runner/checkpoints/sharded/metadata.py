@@ -46,28 +46,16 @@ _DIGEST: Final = "horovod_runner_sha256"
 
 
 class StoredPiece(NamedTuple):
-    """Where a value, or a rank's part of a tensor, lies.
-
-    Attributes:
-        file: the file's name.
-        at, length: the position and the number of bytes.
-        sha256: of these bytes.
-    """
+    """Where a value, or a rank's part of a tensor, lies."""
 
     file: str
     at: int
-    length: int
+    length: int  # in bytes
     sha256: bytes
 
 
 def write(metadata: Metadata, pieces: dict[MetadataIndex, StoredPiece], shape: Shape) -> bytes:
-    """Encode the metadata of a checkpoint.
-
-    Args:
-        metadata: of the planner.
-        pieces: where all lies.
-        shape: of the state.
-    """
+    """Encode the planner's metadata of a checkpoint, with what is added."""
     metadata.planner_data = shape.paths
     metadata.storage_data = {}
     for index, piece in pieces.items():
@@ -79,11 +67,7 @@ def write(metadata: Metadata, pieces: dict[MetadataIndex, StoredPiece], shape: S
 
 
 def read(data: bytes, name: str) -> tuple[Metadata, dict[MetadataIndex, StoredPiece], Shape]:
-    """Decode the metadata of a checkpoint.
-
-    Args:
-        data: the bytes.
-        name: the checkpoint's, for errors.
+    """Decode the metadata of a checkpoint called ``name``.
 
     Raises:
         CheckpointError: it was not written by :func:`write`.

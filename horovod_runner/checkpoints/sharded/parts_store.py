@@ -19,10 +19,7 @@ _FIRST_SECONDS, _LONGEST_SECONDS = 0.001, 0.1
 class PartsStore:
     """A server on rank 0, and a connection of each rank. All ranks make it at the same time.
 
-    Args:
-        rank: this rank's number.
-        ranks: all ranks.
-        patience: seconds within which the ranks have to connect.
+    They have to connect within ``patience`` seconds.
     """
 
     def __init__(self, rank: int, ranks: SmallCollectives, patience: float) -> None:

@@ -39,35 +39,31 @@ class MisfitError(CheckpointError):
     """The state that is to be loaded into has other values than the checkpoint."""
 
 
-def check(folder: Folder, marker: Marker) -> None:
-    """Check that a checkpoint has its metadata.
+def read_metadata(folder: Folder, marker: Marker) -> bytes:
+    """Read a checkpoint's metadata, and verify them.
 
     Raises:
         CheckpointError: they are gone or damaged.
         UnreachableError: they cannot be read.
     """
-    _read_metadata(folder, marker)
+    data = _reading(lambda: folder.inside(marker.name).read(METADATA), marker, METADATA)
+    if hashlib.sha256(data).hexdigest() != marker.sha256:
+        raise _damaged(marker, METADATA)
+    return data
 
 
 def load(folder: Folder, marker: Marker, into: Mapping[str, Any] | None = None) -> Any:
-    """Load a checkpoint.
-
-    Args:
-        folder: of checkpoints.
-        marker: the checkpoint's.
-        into: a state whose tensors are overwritten, and whose other values are replaced; None: a
-            new one, with whole tensors on the CPU.
+    """Load a checkpoint into a state: tensors are overwritten, and other values are replaced.
 
     Returns:
-        The state.
+        The state. Where none is given, it is a new one, with whole tensors on the CPU.
 
     Raises:
         CheckpointError: a file is gone or damaged.
         MisfitError: ``into`` has a value that the checkpoint lacks, or of another shape.
         UnreachableError: a file cannot be read.
     """
-    data = _read_metadata(folder, marker)
-    metadata, pieces, shape = metadata_.read(data, marker.name)
+    metadata, pieces, shape = metadata_.read(read_metadata(folder, marker), marker.name)
     if into is None:
         values = {name: _empty(each) for name, each in metadata.state_dict_metadata.items()}
         leaves = Leaves(values, {}, shape)
@@ -85,12 +81,7 @@ def load(folder: Folder, marker: Marker, into: Mapping[str, Any] | None = None) 
 
 
 def fill(into: Mapping[str, Any], state: Any, step: int) -> None:
-    """Copy a whole state into another, which may be sharded.
-
-    Args:
-        into: as for :func:`load`.
-        state: whole, in memory.
-        step: of the checkpoint.
+    """Copy a whole state in memory, that of a step, into another, which may be sharded.
 
     Raises:
         MisfitError: ``into`` has a value that the state lacks, or of another shape.
@@ -173,13 +164,6 @@ def _check_empty(leaves: Leaves, metadata: Metadata, step: int) -> None:
 def _some(names: Iterable[str]) -> str:
     listed = sorted(names)
     return ", ".join(listed[:3]) + (f" and {len(listed) - 3} more" if len(listed) > 3 else "")
-
-
-def _read_metadata(folder: Folder, marker: Marker) -> bytes:
-    data = _reading(lambda: folder.inside(marker.name).read(METADATA), marker, METADATA)
-    if hashlib.sha256(data).hexdigest() != marker.sha256:
-        raise _damaged(marker, METADATA)
-    return data
 
 
 def _read_pieces(

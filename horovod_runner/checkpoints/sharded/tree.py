@@ -15,27 +15,15 @@ Path = tuple[str | int, ...]
 
 
 class Shape(NamedTuple):
-    """The containers of a state.
+    """The containers of a state."""
 
-    Attributes:
-        paths: of the leaves, by name.
-        numbered: the paths of dicts whose keys are whole numbers.
-        empty: the paths of empty dicts.
-    """
-
-    paths: dict[str, Path]
-    numbered: list[Path]
-    empty: list[Path]
+    paths: dict[str, Path]  # of the leaves, by name
+    numbered: list[Path]  # of dicts whose keys are whole numbers
+    empty: list[Path]  # of empty dicts
 
 
 class Leaves(NamedTuple):
-    """A flat state.
-
-    Attributes:
-        values: the leaves, by name.
-        homes: the container of each leaf, and its key there.
-        shape: of the state.
-    """
+    """A flat state: its leaves by name, and the container of each, with its key there."""
 
     values: dict[str, Any]
     homes: dict[str, tuple[Any, Any]]
@@ -88,7 +76,6 @@ def _visit(container: Any, path: Path, leaves: Leaves) -> None:
 
 
 def _branches(values: Sequence[Any]) -> bool:
-    """Whether a list is taken apart."""
     torch = sys.modules.get("torch")
     return any(
         isinstance(value, Mapping)

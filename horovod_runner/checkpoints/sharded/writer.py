@@ -43,15 +43,9 @@ _decode_report: Final = msgspec.msgpack.Decoder[_Report](_Report).decode
 
 
 class _Division(NamedTuple):
-    """Who writes what.
+    """Who writes what of a state."""
 
-    Attributes:
-        plans: of the ranks.
-        metadata: of the whole state.
-        shape: of the whole state.
-    """
-
-    plans: Sequence[SavePlan]
+    plans: Sequence[SavePlan]  # of the ranks
     metadata: Metadata
     shape: Shape
 
@@ -59,14 +53,8 @@ class _Division(NamedTuple):
 class Sharder:
     """Takes parts of states, one at a time. All ranks make the same calls.
 
-    Args:
-        plan: the run's.
-        rank: this rank's number.
-        size: the number of ranks.
-        limits: of the run.
-        sees: whether this rank sees the folder of checkpoints.
-
     Raises:
+        CheckpointError: a rank does not see the folder of checkpoints, see ``sees``.
         RuntimeError: the ranks are not connected yet.
     """
 
@@ -122,12 +110,11 @@ class Sharder:
         except Exception as error:  # main may go on, and rank 0 waits for this rank's part
             if self._rank and self._store is not None:
                 with suppress(RuntimeError):
-                    self._store.tell(number, self._rank, _encoded(describe(error)))
+                    self._store.tell(number, self._rank, msgspec.msgpack.encode(describe(error)))
             raise
         return OwnPart(self._rank, self._plan.attempt, number, copies, division, self._store)
 
     def _copies(self, planner: DefaultSavePlanner, division: _Division) -> list[Any]:
-        """Copy the values that this rank writes."""
         own = planner.finish_plan(division.plans[self._rank])
         copies = [self._copy(item.index, planner.resolve_data(item)) for item in own.items]
         for index in self._buffers.keys() - {item.index for item in own.items}:
@@ -137,7 +124,6 @@ class Sharder:
     def _divide(
         self, local: bytes, planner: DefaultSavePlanner, number: int, step: int
     ) -> _Division:
-        """Agree on who writes what."""
         digest = hashlib.blake2b(local, digest_size=_DIGEST_BYTES).digest()
         ours = [number, step, int.from_bytes(digest, "little", signed=True)]
         gathered = self._gather(ours)
@@ -161,7 +147,6 @@ class Sharder:
         return [list(numbers)] if self._ranks is None else self._ranks.gather(numbers)
 
     def _exchange(self, data: bytes) -> list[bytes]:
-        """The data of all ranks."""
         if self._ranks is None:
             return [data]
         counts = self._ranks.gather([len(data)])
@@ -195,32 +180,20 @@ def _check_leaves(values: dict[str, Any]) -> None:
 
 @dataclass
 class OwnPart:
-    """What one rank writes of a checkpoint.
-
-    Attributes:
-        rank: its number.
-        attempt: 1-based number of the launch within the run.
-        number: the checkpoint's.
-        copies: of its values: tensors, and files of torch.save in memory.
-        division: who writes what.
-        store: leads to rank 0; None for a single rank.
-    """
+    """What one rank writes of a checkpoint, into a folder of checkpoints."""
 
     rank: int
-    attempt: int
-    number: int
-    copies: Sequence[Any]
+    attempt: int  # 1-based number of the launch within the run
+    number: int  # the checkpoint's
+    copies: Sequence[Any]  # of its values: tensors, and files of torch.save in memory
     division: _Division
-    store: PartsStore | None
+    store: PartsStore | None  # leads to rank 0; None for a single rank
     _report: _Report = field(default_factory=list, init=False)
 
     def write(self, folder: Folder, name: str, scratch: Callable[[], Path]) -> None:
         """Write this rank's file, and tell rank 0; also if it cannot be written.
 
-        Args:
-            folder: of checkpoints.
-            name: the checkpoint's.
-            scratch: the folder in which a file is made for a remote folder.
+        In ``scratch()`` a file is made for a remote folder.
         """
         try:
             if self.copies:
@@ -229,7 +202,7 @@ class OwnPart:
             self._report = describe(error, folder=folder.local(""))
         if self.rank and self.store is not None:
             with suppress(RuntimeError):  # rank 0 is gone, and with it the run
-                self.store.tell(self.number, self.rank, _encoded(self._report))
+                self.store.tell(self.number, self.rank, msgspec.msgpack.encode(self._report))
 
     def _write(self, folder: Folder, scratch: Callable[[], Path]) -> _Report:
         name = _file(self.rank, self.attempt)
@@ -248,10 +221,6 @@ class OwnPart:
 
     def complete(self, folder: Folder, name: str) -> tuple[int, str]:
         """On rank 0: wait for the other ranks, and write the checkpoint's metadata.
-
-        Args:
-            folder: of checkpoints.
-            name: the checkpoint's.
 
         Returns:
             The size of all files in bytes, and the SHA-256 of the metadata in hexadecimal.
@@ -291,12 +260,7 @@ class OwnPart:
         return size, hashlib.sha256(data).hexdigest()
 
     def discard(self, folder: Folder, name: str) -> None:
-        """On rank 0: remove this attempt's files; all, if no other attempt writes there.
-
-        Args:
-            folder: of checkpoints.
-            name: the checkpoint's.
-        """
+        """On rank 0: remove this attempt's files; all, if no other attempt writes there."""
         inside = folder.inside(name)
         parts = [file for file in inside.names() if file.endswith(_SUFFIX)]
         own = {_file(rank, self.attempt) for rank in range(len(self.division.plans))}
@@ -308,11 +272,7 @@ class OwnPart:
 
 
 def _check_there(folder: Folder, files: set[str]) -> None:
-    """Check that all files are there, which may be long after the ranks have written them.
-
-    Raises:
-        CheckpointError: some are not.
-    """
+    """Check that all files are there, which may be long after the ranks have written them."""
     # One request of a store. A list from NFS may be old, so that it proves no absence.
     left = files.difference(folder.names())
     missing = sorted(file for file in left if folder.size(file) is None)
@@ -322,10 +282,6 @@ def _check_there(folder: Folder, files: set[str]) -> None:
             "program cleans up in this folder, or a run of an older horovod_runner resumes in it: "
             "give the run its own checkpoint_dir."
         )
-
-
-def _encoded(report: _Report) -> bytes:
-    return msgspec.msgpack.encode(report)
 
 
 def _file(rank: int, attempt: int) -> str:

@@ -15,31 +15,19 @@ _MOST = 10_000  # of what is remembered of feeds
 
 
 class FeedKey(NamedTuple):
-    """What feeds have in common that share a count of epochs.
-
-    Attributes:
-        options: describes the feed.
-        seed: seed of the shuffling; None without shuffling.
-        place: the rank's number, and the number of ranks.
-    """
+    """What feeds have in common that share a count of epochs."""
 
     options: str
-    seed: int | None
-    place: tuple[int, int]
+    seed: int | None  # of the shuffling; None without shuffling
+    place: tuple[int, int]  # the rank's number, and the number of ranks
 
 
 class Made(NamedTuple):
-    """A feed that was made.
-
-    Attributes:
-        key: the feed's.
-        number: its number among the feeds of the dataset on this rank, from 1 on.
-        epoch: the epoch that it begins with.
-    """
+    """A feed that was made."""
 
     key: FeedKey
-    number: int
-    epoch: int
+    number: int  # among the feeds of the dataset on this rank, from 1 on
+    epoch: int  # that it begins with
 
 
 class Epochs:
@@ -47,9 +35,6 @@ class Epochs:
 
     A feed gets its first epoch when it is made, not when it is read: two feeds that are made
     together, to be read side by side, have the same order.
-
-    Args:
-        name: the dataset's name.
     """
 
     def __init__(self, name: str) -> None:
@@ -74,11 +59,7 @@ class Epochs:
     def open(self, feed: Made, epoch: int, step: int, *, resumed: bool) -> None:
         """Record a feed's first iteration, or the first one after a state was loaded.
 
-        Args:
-            feed: the feed.
-            epoch: the epoch that it begins with.
-            step: the step of the epoch.
-            resumed: whether the user said where it begins.
+        ``resumed`` says whether the user chose where it begins.
         """
         key = feed.key
         seed = "" if key.seed is None else f", seed={key.seed}"
@@ -102,7 +83,6 @@ class Epochs:
             )
 
     def _warn(self, text: str) -> None:
-        """Show a warning on the driver, once for all ranks."""
         if not self._warned and place()[0] == 0:
             log_to_driver(f"HorovodRunner: {text}")
         self._warned = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -54,7 +54,8 @@ def evaluate(
     sums: dict[str, Any] = {}
     rows = 0
     batches: Iterable[Any] = feed
-    with _no_gradients():
+    torch = sys.modules.get("torch")
+    with nullcontext() if torch is None else torch.no_grad():
         for step, batch in enumerate(batches, source.next_step):
             real = source.real_rows(step)
             rows += real
@@ -106,13 +107,7 @@ def _source(feed: object) -> Feed[Any]:
 
 
 def _row_sums(measured: object, rows: int, real: int) -> dict[str, Any]:
-    """The sums of values per row, without padding.
-
-    Args:
-        measured: what the user's function returned.
-        rows: rows of the batch.
-        real: rows that are not padding.
-    """
+    """The sums of values per row, without padding: of ``real`` rows of a batch."""
     if not isinstance(measured, Mapping):
         raise TypeError(
             "measure must return a dict of values per row, such as {'accuracy': right}, not "
@@ -138,9 +133,3 @@ def _sum(values: Any) -> Any:
     if tensorflow is not None and tensorflow.is_tensor(values):
         return tensorflow.reduce_sum(tensorflow.cast(values, tensorflow.float64))
     return np.asarray(values, np.float64).sum()
-
-
-def _no_gradients() -> AbstractContextManager[Any]:
-    torch = sys.modules.get("torch")
-    context: AbstractContextManager[Any] = nullcontext() if torch is None else torch.no_grad()
-    return context

@@ -27,6 +27,7 @@ from horovod_runner.data.pack.buffers import Buffers
 from horovod_runner.data.pack.columns import Array, Rows
 from horovod_runner.data.pack.store import PackedStore
 from horovod_runner.errors import DataError
+from horovod_runner.host.control_groups import memory_for_files
 from horovod_runner.worker.profiling.clock import cells, clock
 
 T = TypeVar("T")
@@ -41,27 +42,16 @@ _CHUNKS_READ_AHEAD = 4  # chunks whose rows are requested from disk before they 
 
 @dataclass(frozen=True)
 class Plan:
-    """The parts of a feed.
-
-    Attributes:
-        options: the user's.
-        store: the packed dataset, opened.
-        order: order of the rows.
-        place: this rank's number, and the number of ranks.
-        fields: the parts of a batch.
-        part: the rows that the order is of; None for all of the store.
-        state: values that must be equal when a saved state is loaded.
-        epochs: shared by all feeds of the dataset.
-    """
+    """The parts of a feed."""
 
     options: FeedOptions
-    store: PackedStore
+    store: PackedStore  # opened
     order: Order | PerRankOrder
-    place: tuple[int, int]
+    place: tuple[int, int]  # this rank's number, and the number of ranks
     fields: list[Field]
-    part: Part | None
-    state: dict[str, Any]
-    epochs: Epochs
+    part: Part | None  # the rows that the order is of; None for all of the store
+    state: dict[str, Any]  # values that must be equal when a saved state is loaded
+    epochs: Epochs  # of all feeds of the dataset
 
     @property
     def key(self) -> FeedKey:
@@ -104,7 +94,7 @@ class Feed(Generic[T]):
         self._is_open = False
         self._is_resumed = False
         self._given = 0  # steps of the epoch that the last batch belongs to
-        self._equal = plan.options.has_equal_parts
+        self._equal = plan.options.framework == "tensorflow"  # which builds a graph for each size
         self._is_stale = False  # batches that were prepared ahead must be made anew
         is_shared = plan.options.global_batch is not None and plan.place[1] > 1
         self._checks_layers = is_shared and plan.options.has_weights
@@ -182,48 +172,44 @@ class Feed(Generic[T]):
         if self._begun:  # the last iteration was left early
             self._epoch, self._step = self._epoch + 1, 0
         self._begun = True
-        self._count_epoch()
-        options = self._plan.options
-        if self._checks_layers:  # layers may be unfrozen later
-            self._checks_layers = not inexact.check_layers(self)
-        self._is_stale = True
-        while self._is_stale:
-            self._is_stale = False
-            numbers = self._row_numbers(self._epoch, self._step)
-            with Ahead(
-                numbers, self._chunk, ahead=options.prefetch, is_helped=self._is_helped()
-            ) as ahead:
-                while not self._is_stale and (batches := waited_for(ahead)) is not None:
-                    yield batches
-        self._epoch, self._step, self._begun = self._epoch + 1, 0, False
-
-    def _count_epoch(self) -> None:
         epochs = self._plan.epochs
         epochs.begin(self._made.key, self._epoch)
         if not self._is_open:
             self._is_open = True
             epochs.open(self._made, self._epoch, self._step, resumed=self._is_resumed)
+        if self._checks_layers:  # layers may be unfrozen later
+            self._checks_layers = not inexact.check_layers(self)
+        self._is_stale = True
+        while self._is_stale:
+            self._is_stale = False
+            yield from self._made_ahead(self._row_numbers(self._epoch, self._step))
+        self._epoch, self._step, self._begun = self._epoch + 1, 0, False
 
-    def _is_helped(self) -> bool:
-        """Whether the thread that waits for batches makes some, too.
-
-        A transform runs in one thread only. So does decoding: each image makes a thread wait for
-        Python's global lock, and two threads were hardly faster than one.
-        """
-        fields = self._plan.fields
-        return self._plan.options.transform is None and not any(field.decodes for field in fields)
+    def _made_ahead(self, numbers: Iterator[tuple[int, Array]]) -> Iterator[list[T]]:
+        """Make batches in a thread, until they are stale."""
+        options = self._plan.options
+        # A transform runs in one thread only. So does decoding: each image makes a thread wait for
+        # Python's global lock, and two threads were hardly faster than one.
+        decodes = any(field.decodes for field in self._plan.fields)
+        is_helped = options.transform is None and not decodes
+        with Ahead(numbers, self._chunk, ahead=options.prefetch, is_helped=is_helped) as ahead:
+            while not self._is_stale:
+                with clock.timing("data"):
+                    batches = next(ahead, None)
+                if batches is None:
+                    return
+                yield batches
 
     def _row_numbers(self, epoch: int, step: int) -> Iterator[tuple[int, Array]]:
         steps = self._steps_of_a_chunk()
-        ahead = ReadAhead.of(self._plan.store, self._columns)
+        ahead = ReadAhead(self._plan.store.matrix_files(self._columns), memory_for_files())
         drawn: deque[tuple[int, Array]] = deque()
         place = self._plan.place
         while step < self._order.steps:
             rows = self._order.take(epoch, step, steps * _CHUNKS_DRAWN, *place, equal=self._equal)
             if self._plan.part is not None:
                 rows = self._plan.part.numbers(rows)
-            if ahead is not None:
-                ahead.request(rows.ravel())
+            ahead.request(rows.ravel())
             for first in range(0, len(rows), steps):
                 drawn.append((step + first, rows[first : first + steps]))
             step += len(rows)
@@ -319,12 +305,6 @@ _REMEDIES = {
     "ranks": "Each rank has rows of its own here, so np must stay the same: with "
     "data_config=DataConfig(shared_dir=...), or Parquet files, it may change",
 }
-
-
-def waited_for(ahead: Ahead[Any, list[T]]) -> list[T] | None:
-    """The next chunk; None after the last."""
-    with clock.timing("data"):
-        return next(ahead, None)
 
 
 def dicts_of(transform: Callable[[Any], Any] | None) -> Make[Any]:

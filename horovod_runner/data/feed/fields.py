@@ -21,30 +21,18 @@ _decode_lists: Final = msgspec.msgpack.Decoder(list[Any]).decode
 
 @dataclass(frozen=True)
 class Field:
-    """One part of a batch.
+    """One part of a batch."""
 
-    Attributes:
-        name: its name in the batch.
-        columns: the columns that lie side by side in it.
-        single: whether it is one column by itself, not a list of columns.
-        dtype: type to convert numbers to; empty keeps their type.
-        pad: number that fills up short rows of a ragged column; None keeps rows ragged.
-        length: length to fill up or cut rows to, one for each level of lists of lists; None: the
-            longest row of the batch.
-        image: what images become.
-        image_name: name of the images among the dataset's columns.
-        layout: layout of the images in the batch.
-    """
-
-    name: str
-    columns: tuple[Column, ...]
-    single: bool
-    dtype: str = ""
-    pad: float | None = None
+    name: str  # in the batch
+    columns: tuple[Column, ...]  # that lie side by side in it
+    single: bool  # it is one column by itself, not a list of columns
+    dtype: str = ""  # to convert numbers to; empty keeps their type
+    pad: float | None = None  # what fills up short rows of a ragged column; None keeps them ragged
+    # To fill up or cut rows to, one for each level of lists; None: the longest row of the batch.
     length: Any = None
-    image: Image | None = None
-    image_name: str = ""
-    layout: ImageLayout = "HWC"
+    image: Image | None = None  # what images become
+    image_name: str = ""  # of the images among the dataset's columns
+    layout: ImageLayout = "HWC"  # of the images in the batch
 
     @property
     def is_uniform(self) -> bool:
@@ -84,11 +72,7 @@ class Field:
         return str(np.result_type(*(column.dtype for column in self.columns)).name)
 
     def of(self, taken: Mapping[str, Rows], buffers: Buffers | None = None) -> Any:
-        """Make this part of a batch.
-
-        Args:
-            taken: the columns' rows, by name.
-            buffers: memory for converted numbers; None allocates new memory.
+        """Make this part of a batch from rows by column, in memory of ``buffers`` if given.
 
         Returns:
             An array of shape (rows, *row_shape), vectors side by side. A list with one entry per
@@ -155,9 +139,7 @@ class Field:
 def _side_by_side(parts: Sequence[Array], dtype: str) -> Array:
     """Columns as one matrix: a view if they are neighbours in one matrix, otherwise a copy.
 
-    Args:
-        parts: arrays of shape (rows, ...).
-        dtype: type of the copy; empty for NumPy's common type.
+    The copy has the ``dtype``, or NumPy's common type if it is empty.
     """
     matrices = [part[:, None] if part.ndim == 1 else part.reshape(len(part), -1) for part in parts]
     first, last = matrices[0], matrices[-1]
@@ -269,16 +251,7 @@ def _parts(available: Columns, options: FeedOptions) -> Mapping[str, str | Seque
 
 
 def _check_names(names: object, what: str) -> None:
-    """Check that columns are named in an order, which must be the same on all ranks.
-
-    Args:
-        names: the user's value; a list or tuple of text is right.
-        what: the argument, for error messages.
-
-    Raises:
-        TypeError: it is something else.
-        ValueError: it is empty.
-    """
+    """Check that columns are named in an order, which must be the same on all ranks."""
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
         raise TypeError(f"{what} must be a list of column names, not {names!r}")
     if not names:
@@ -286,11 +259,7 @@ def _check_names(names: object, what: str) -> None:
 
 
 def fields_of(available: Columns, options: FeedOptions) -> list[Field]:
-    """The parts of a batch.
-
-    Args:
-        available: the dataset's columns, by name.
-        options: what the user wants.
+    """The parts of a batch, of a dataset's columns.
 
     Raises:
         DataError: there is no such column or part, or columns cannot lie side by side.
@@ -332,10 +301,7 @@ def _image_field(
 
 
 def _field(
-    name: str,
-    available: Columns,
-    wanted: str | Sequence[str],
-    options: FeedOptions,
+    name: str, available: Columns, wanted: str | Sequence[str], options: FeedOptions
 ) -> Field:
     single = isinstance(wanted, str) and wanted in available
     names = [wanted] if isinstance(wanted, str) else wanted
@@ -376,7 +342,6 @@ def _dtype(name: str, columns: Sequence[Column], options: FeedOptions) -> str:
 
 
 def _check_sizes(name: str, value: object, length: object, levels: int) -> None:
-    """Check that lists of lists are given a length for each level."""
     if not isinstance(length, tuple) or len(length) != levels:
         example = ", ".join(["8"] * levels)
         raise DataError(

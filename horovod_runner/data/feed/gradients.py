@@ -88,11 +88,7 @@ class _Drawn:
                 self._batches = deque(each for each in self._batches if each.loop is not loop)
 
     def in_use(self) -> _Batch | None:
-        """The batch that backward is called for.
-
-        Raises:
-            DataError: there are loops over several feeds.
-        """
+        """The batch that backward is called for."""
         with self._lock:
             feeds = {id(loop.feed) for loop in self._loops}
             if len(feeds) > 1:

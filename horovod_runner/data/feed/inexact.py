@@ -22,23 +22,14 @@ _said: list[str] = []
 
 
 def check_graph(feed: Feed[Any], roots: Iterable[Any]) -> None:
-    """Give equal parts if a loss depends on batch normalization in PyTorch.
-
-    Args:
-        feed: the feed with the rows of the loss.
-        roots: the losses, before backward.
-    """
+    """Give equal parts if the losses, before backward, depend on batch normalization in PyTorch."""
     names = _nodes_of(roots)
     if "batch normalization" in names or (names & {*_OPAQUE} and _has_torch_layers()):
         _go_on_with_equal_parts(feed)
 
 
 def check_layers(feed: Feed[Any]) -> bool:
-    """Give equal parts if the process has a Keras layer for batch normalization.
-
-    Returns:
-        Whether it has one that is trained.
-    """
+    """Give equal parts if Keras trains batch normalization here; returns whether it does."""
     found = any(getattr(layer, "trainable", False) for layer in list(keras_layers))
     if found:
         _go_on_with_equal_parts(feed)

@@ -191,11 +191,6 @@ class FeedOptions:
         return self.sample_weights
 
     @property
-    def has_equal_parts(self) -> bool:
-        """Whether all batches have the same number of rows: TensorFlow builds a graph for each."""
-        return self.framework == "tensorflow"
-
-    @property
     def as_tuple(self) -> bool:
         """Whether batches are tuples instead of dicts."""
         return isinstance(self.columns, Mapping)

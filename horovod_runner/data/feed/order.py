@@ -125,12 +125,12 @@ class Order:
         if low == high:
             low, high = low % whole, low % whole + 1
         missing = self.batch_rows(step, rank, size, equal=equal) - (high - low)
-        if not missing:
-            return self._batches(epoch, step, steps, low, high)
-        if is_last:  # may lack many rows: repeating few would leave a batch without variance
+        if missing and is_last:  # may lack many: repeating few would leave a batch no variance
             batches = self._batches(epoch, step, 1, 0, whole)
             return np.take(batches, np.arange(low, high + missing), axis=1, mode="wrap")
         batches = self._batches(epoch, step, steps, low, high)
+        if not missing:
+            return batches
         return np.take(batches, np.arange(high - low + missing), axis=1, mode="wrap")
 
     def _batches(self, epoch: int, step: int, steps: int, low: int, high: int) -> RowNumbers:
@@ -234,19 +234,10 @@ class Order:
 
 
 class PerRankOrder:
-    """The rows of every batch of a dataset that is split among the ranks.
+    """The rows of every batch of a dataset that is split among the ranks; see :class:`Order`.
 
-    Args:
-        counts: rows of each rank.
-        batch: rows per step and rank.
-        rank: this rank's number.
-        seed: see :class:`Order`.
-        shuffle: see :class:`Order`.
-        last_batch: "pad" makes the epoch long enough for the rank with the most rows, and the
-            others repeat rows; "drop" ends it when the rank with the fewest rows has no full batch.
-
-    Attributes:
-        steps: steps per epoch; the same on every rank.
+    "pad" makes the epoch long enough for the rank with the most rows, and the others repeat rows.
+    "drop" ends it when the rank with the fewest rows has no full batch.
     """
 
     def __init__(
@@ -347,12 +338,8 @@ def rows_of_rank(
 ) -> RowNumbers:
     """Number the rows that a rank keeps for all epochs. All ranks keep equally many.
 
-    Args:
-        sizes: how many rows there are; if Spark divided them, one number for each rank.
-        rank: this rank.
-        ranks: how many there are.
-        last_batch: "drop" leaves out the rows that are too many, and the others repeat some.
-        shared: whether all ranks have the same rows.
+    If the rows are not ``shared``, ``sizes`` has one number for each rank. "drop" leaves out the
+    rows that are too many, and the others repeat some.
     """
     if shared:
         (rows,) = sizes

@@ -16,16 +16,10 @@ _BLOCK_ROWS = 128
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Some rows of a dataset: whole blocks, in the order of the dataset.
+    """Some rows of a dataset: whole blocks, in the order of the dataset."""
 
-    Attributes:
-        blocks: the numbers of the blocks, ascending.
-        block_rows: rows of a block; the dataset's last block may have fewer.
-        rows: how many rows the part has.
-    """
-
-    blocks: RowNumbers
-    block_rows: int
+    blocks: RowNumbers  # their numbers, ascending
+    block_rows: int  # the dataset's last block may have fewer
     rows: int
 
     @classmethod
@@ -50,11 +44,6 @@ def divide(rows: int, fraction: float, seed: int) -> tuple[Part, Part]:
 
     The division depends on the arguments alone. With more than 65,536 rows whole blocks of 128
     neighbouring rows are chosen.
-
-    Args:
-        rows: how many rows there are.
-        fraction: between 0 and 1.
-        seed: of the choice.
     """
     size = 1 if rows <= _SMALL_ROWS else _BLOCK_ROWS
     full = rows // size  # an incomplete block is not chosen

@@ -8,95 +8,54 @@ wanted rows are requested: anything more would be evicted before it is used.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from horovod_runner.data.pack.columns import Array
-from horovod_runner.data.pack.store import MatrixFile, PackedStore
-from horovod_runner.host.control_groups import memory_for_files
+from horovod_runner.data.pack.store import MatrixFile
 
 _LARGE_BYTES = 1 << 17  # Linux's default readahead
 _SMALL_BYTES = 1 << 13
 _SAMPLED_ROWS = 16
 
 
-@dataclass
-class _Matrix:
-    """Requests for one file.
-
-    Attributes:
-        path: the file.
-        row_bytes: bytes per row.
-        requested: for each large part, whether it was requested; None requests single rows.
-    """
-
-    path: Path
-    row_bytes: int
-    requested: Array | None
-
-
 class ReadAhead:
-    """Requests the rows of one epoch.
-
-    Args:
-        files: the matrices.
-        memory: bytes that the system can use to cache files.
-    """
+    """Requests the rows of one epoch; the system can cache ``memory`` bytes of files."""
 
     def __init__(self, files: Sequence[MatrixFile], memory: int) -> None:
-        self._matrices = []
-        for path, rows, row_bytes in sorted(files, key=lambda file: file.rows * file.row_bytes):
-            size = rows * row_bytes
+        # For each large part, whether it was requested; None requests single rows.
+        self._requested: list[tuple[MatrixFile, Array | None]] = []
+        for file in sorted(files, key=lambda file: file.rows * file.row_bytes):
+            size = file.rows * file.row_bytes
             memory -= size
-            stays = memory > 0 and row_bytes < _LARGE_BYTES
+            stays = memory > 0 and file.row_bytes < _LARGE_BYTES
             requested = np.zeros(-(-size // _LARGE_BYTES), np.bool_) if stays else None
-            self._matrices.append(_Matrix(path, row_bytes, requested))
-
-    @classmethod
-    def of(cls, store: PackedStore, names: Sequence[str]) -> ReadAhead | None:
-        """Readahead for some columns; None if the system has no posix_fadvise."""
-        if sys.platform != "linux":
-            return None
-        return cls(store.matrix_files(names), memory_for_files())
+            self._requested.append((file, requested))
 
     def request(self, rows: Array) -> None:
-        """Ask the system to read the pages of some rows, without waiting.
-
-        Args:
-            rows: row numbers.
-        """
+        """Ask the system to read the pages of some rows, by their numbers, without waiting."""
         if not len(rows):
             return
         ordered: Array | None = None
-        for matrix in self._matrices:
-            if matrix.requested is not None and matrix.requested.all():
+        for (path, _, row_bytes), requested in self._requested:
+            if requested is not None and requested.all():
                 continue
-            with matrix.path.open("rb", buffering=0) as file:
-                if matrix.requested is not None:
-                    starts = rows * matrix.row_bytes
-                    ranges = _large_parts(matrix.requested, starts, matrix.row_bytes)
+            with path.open("rb", buffering=0) as file:
+                if requested is not None:
+                    ranges = _large_parts(requested, rows * row_bytes, row_bytes)
                 else:
                     few = rows[:: max(1, len(rows) // _SAMPLED_ROWS)]
-                    if _in_memory(file.fileno(), few * matrix.row_bytes):
+                    if _in_memory(file.fileno(), few * row_bytes):
                         continue
                     ordered = np.sort(rows) if ordered is None else ordered
-                    ranges = _small_parts(ordered * matrix.row_bytes, matrix.row_bytes)
+                    ranges = _small_parts(ordered * row_bytes, row_bytes)
                 for start, end in ranges:
                     os.posix_fadvise(file.fileno(), start, end - start, os.POSIX_FADV_WILLNEED)
 
 
 def _large_parts(requested: Array, starts: Array, size: int) -> Iterator[tuple[int, int]]:
-    """The large parts that hold some rows, except those requested before.
-
-    Args:
-        requested: which parts were requested; updated.
-        starts: where the rows begin, in bytes.
-        size: bytes per row.
-    """
+    """The large parts that hold some rows, except those ``requested`` before; updates that."""
     wanted = np.zeros_like(requested)
     wanted[starts // _LARGE_BYTES] = True
     wanted[(starts + (size - 1)) // _LARGE_BYTES] = True

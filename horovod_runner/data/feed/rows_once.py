@@ -8,9 +8,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from horovod_runner.data.feed.ahead import Ahead
 from horovod_runner.data.feed.epochs import Epochs
-from horovod_runner.data.feed.feed import Feed, waited_for
+from horovod_runner.data.feed.feed import Feed
 from horovod_runner.data.pack.columns import Array
 
 T = TypeVar("T")
@@ -22,11 +21,8 @@ class RowsOnce(Feed[T]):
     Batches may have fewer rows, and ranks fewer batches. All sample weights are 1. An iteration
     counts as no epoch, so the order of a training with the same options stays as it is.
 
-    Args:
-        feed: gives the parts of a batch and the order.
-
     Attributes:
-        plan: of the feed.
+        plan: of the feed that gives the parts of a batch and the order.
         rows: this rank's number of rows. If it is 0, there is still one batch with one row of
             another rank, for code that needs a batch.
     """
@@ -44,13 +40,7 @@ class RowsOnce(Feed[T]):
 
     def chunks(self) -> Iterator[list[T]]:
         """See :meth:`Feed.chunks`."""
-        options = self._plan.options
-        numbers = self._row_numbers(0, 0)
-        with Ahead(
-            numbers, self._chunk, ahead=options.prefetch, is_helped=self._is_helped()
-        ) as ahead:
-            while (batches := waited_for(ahead)) is not None:
-                yield batches
+        return self._made_ahead(self._row_numbers(0, 0))
 
     def _row_numbers(self, epoch: int, step: int) -> Iterator[tuple[int, Array]]:
         for first, rows in super()._row_numbers(epoch, step):

@@ -25,10 +25,7 @@ _FEED = "_horovod_runner_feed"
 
 
 def dataset_of(plan: Plan) -> tf.data.Dataset:
-    """Make a dataset of batches, all of the same shape: dicts of tensors by name, or tuples.
-
-    Each iteration over it is one epoch.
-    """
+    """Make a dataset of batches, all of the same shape, of which each iteration is an epoch."""
     feed: Feed[Any] = Feed(plan, _as_chunk if _is_uniform(plan) else _as_batches)
     feed.skip(plan.options.start)
     dataset = _dataset(feed, plan, feed.batch_rows(0))
@@ -45,13 +42,7 @@ def _is_uniform(plan: Plan) -> bool:
 
 
 def _dataset(feed: Feed[Any], plan: Plan, rows: int | None) -> tf.data.Dataset:
-    """The batches of a feed.
-
-    Args:
-        feed: makes chunks of batches.
-        plan: its plan.
-        rows: rows of each batch; None if they differ.
-    """
+    """The batches of a feed, each of so many rows; None if they differ."""
     signatures = [_signature(field, rows) for field in plan.fields]
     if plan.options.has_weights:
         signatures.append(tf.TensorSpec([rows], tf.float32))
@@ -80,8 +71,7 @@ def feed_behind(dataset: object) -> Feed[Any] | None:
 def rows_once(dataset: object) -> tuple[tf.data.Dataset, RowsOnce[Any]] | None:
     """The rows of a rank behind a dataset, each once and without padding.
 
-    Args:
-        dataset: of :func:`dataset_of`, or what ``map`` and ``prefetch`` have made of it.
+    The dataset is one of :func:`dataset_of`, or what ``map`` and ``prefetch`` have made of it.
 
     Returns:
         A dataset with the same parts, whose batches may differ in their rows, and its feed. None

@@ -21,12 +21,7 @@ from horovod_runner.data.pack.store import PackedStore
 class RowDataset(Dataset[Any]):  # type: ignore[misc]
     """Single rows of a packed dataset, for a DataLoader.
 
-    Args:
-        store: the packed dataset, opened.
-        fields: the parts of a row.
-        rows: numbers of the rows.
-        options: says whether a row is a tuple, and how it is transformed.
-        all_rows: rows of all ranks in the store; None if it has only this rank's.
+    The store has ``all_rows`` of all ranks; None if it has only this rank's.
 
     Attributes:
         is_whole: whether these are the rows of all ranks.
@@ -78,12 +73,7 @@ class RowDataset(Dataset[Any]):  # type: ignore[misc]
 
 
 class Batches(IterableDataset[Any]):  # type: ignore[misc]
-    """The batches of a feed, for code that takes a ``DataLoader``.
-
-    Args:
-        feed: the feed.
-        steps: the first batches only; None for all of an epoch.
-    """
+    """The first batches of a feed, or all of an epoch, for code that takes a ``DataLoader``."""
 
     def __init__(self, feed: Feed[Any], steps: int | None = None) -> None:
         self._feed = feed
@@ -109,10 +99,6 @@ class CopiedBatches(list[Any]):
 
     Another thread started the copies on its own stream. Work on other streams has to wait for
     them, and the memory must not be used again before that work is done.
-
-    Args:
-        batches: with tensors on the stream's device.
-        stream: copies the tensors.
     """
 
     def __init__(self, batches: list[Any], stream: torch.cuda.Stream) -> None:

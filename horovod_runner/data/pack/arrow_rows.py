@@ -84,7 +84,7 @@ def _refuse_nulls_inside(array: pa.Array, column: Column, what: str) -> None:
         )
 
 
-def _check_lengths(lengths: Array, column: Column, level: int = 0, first: int = 0) -> None:
+def _check_lengths(lengths: Array, column: Column, level: int, first: int) -> None:
     width = column.shape[level]
     odd = np.flatnonzero(lengths != width)
     if len(odd):
@@ -184,7 +184,6 @@ def read_bytes(array: pa.Array) -> Rows:
 
 
 def _vector_sizes(array: pa.StructArray) -> Array:
-    """The size of each of Spark's vectors."""
     dense = numbers_of(pc.equal(array.field("type"), 1))
     lengths = numbers_of(pc.fill_null(pc.list_value_length(array.field("values")), 0))
     sizes = numbers_of(pc.fill_null(array.field("size"), 0))
@@ -196,7 +195,7 @@ def has_sparse(array: pa.Array) -> bool:
     return bool(pc.any(pc.equal(array.field("type"), 0)).as_py())
 
 
-def _read_ml_vectors(array: pa.StructArray, column: Column, first: int = 0) -> Rows:
+def _read_ml_vectors(array: pa.StructArray, column: Column, first: int) -> Rows:
     """Read Spark's vectors: dense ones have only values, sparse ones also indices and a size."""
     dense = numbers_of(pc.equal(array.field("type"), 1))
     values, indices = array.field("values"), array.field("indices")
@@ -248,13 +247,7 @@ def settled(column: Column, sizes: Sizes) -> Column:
 
 
 def settle(column: Column, batches: Iterable[pa.RecordBatch], ragged: Sequence[str] = ()) -> Column:
-    """Decide from some rows whether a list is a vector, and how long a vector is.
-
-    Args:
-        column: the column that the type gives.
-        batches: the first rows, or all.
-        ragged: columns that stay lists.
-    """
+    """Decide from some rows whether a list, if not ``ragged``, is a vector, and how long one is."""
     if column.is_settled or (column.kind in ("list", "object") and column.name in ragged):
         return column
     sizes = [sizes_of(_plain(column_at(batch, column.name))) for batch in batches if batch.num_rows]
@@ -265,11 +258,7 @@ def settle(column: Column, batches: Iterable[pa.RecordBatch], ragged: Sequence[s
 
 
 def check_fill_nulls(schema: pa.Schema, columns: Columns, fill_null: Mapping[str, object]) -> None:
-    """Check that values can replace the nulls of columns.
-
-    Raises:
-        DataError: there is no such column, or a value does not fit its type.
-    """
+    """Check that values can replace the nulls of columns."""
     types = leaves(schema)
     for name, value in fill_null.items():
         template = next((each for each in columns.maps if matches(each, name)), name)
@@ -282,11 +271,7 @@ def check_fill_nulls(schema: pa.Schema, columns: Columns, fill_null: Mapping[str
 
 
 def check_fill_null(name: str, type_: pa.DataType, fill_null: object) -> None:
-    """Check that a value can replace the nulls of a column.
-
-    Raises:
-        DataError: it does not fit the column's type.
-    """
+    """Check that a value can replace the nulls of a column; raises DataError."""
     if isinstance(type_, pa.BaseExtensionType):
         type_ = type_.storage_type
     while not pa.types.is_primitive(type_) and hasattr(type_, "value_type"):

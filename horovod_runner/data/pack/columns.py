@@ -121,8 +121,7 @@ class Rows:
 class Columns(dict[str, Column]):
     """The columns of a dataset that can become tensors, by name.
 
-    Args:
-        columns: the columns.
+    Attributes:
         refused: why others cannot become tensors, by name.
         maps: what the values of a map become, by "m.*" for a map "m".
     """
@@ -152,11 +151,7 @@ class Columns(dict[str, Column]):
         return [*self, *self.maps]
 
     def find(self, name: str) -> list[Column]:
-        """The columns of a name: one, the value of a map's key, or all fields of a struct.
-
-        Raises:
-            DataError: there is none, or one cannot become a tensor.
-        """
+        """The columns of a name: one, the value of a map's key, or all fields of a struct."""
         if name in self:
             return [self[name]]
         if name in self.refused:
@@ -172,7 +167,7 @@ class Columns(dict[str, Column]):
                 return [replace(column, name=name)]
         for other, why in self.refused.items():
             is_around = name.startswith(f"{other}.") or other.startswith(f"{name}.")
-            if is_around or _is_key_of(other, name):
+            if is_around or (f".{ANY_KEY}" in other and matches(other, name)):
                 raise DataError(why)
         fields = [column for path, column in self.items() if path.startswith(f"{name}.")]
         if not fields:
@@ -182,11 +177,7 @@ class Columns(dict[str, Column]):
         return fields
 
     def all(self) -> list[str]:
-        """The names of all columns.
-
-        Raises:
-            DataError: one cannot become a tensor, or is a map.
-        """
+        """The names of all columns."""
         for name in [*self.refused, *self.maps]:
             try:
                 self.find(name)
@@ -197,17 +188,8 @@ class Columns(dict[str, Column]):
         return list(self)
 
 
-def _is_key_of(template: str, name: str) -> bool:
-    """Whether a name is that of a key of a map whose values cannot become tensors."""
-    return f".{ANY_KEY}" in template and matches(template, name)
-
-
 def column_of(name: str, type_: pa.DataType) -> Column:
-    """Map an Arrow type to a column; a vector of unknown length gets the shape (-1,).
-
-    Raises:
-        DataError: the type cannot become a tensor.
-    """
+    """Map an Arrow type to a column; a vector of unknown length gets the shape (-1,)."""
     shown = type_
     if isinstance(type_, pa.BaseExtensionType):
         type_ = type_.storage_type

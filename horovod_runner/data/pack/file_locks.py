@@ -16,9 +16,7 @@ from pathlib import Path
 def make_together(paths: Sequence[Path], make: Callable[[int], None]) -> None:
     """Make files, sharing the work with all processes that call this for the same files.
 
-    Args:
-        paths: the files; a file exists once it is complete.
-        make: makes one file, by its index in ``paths``.
+    ``make`` makes one, by its index in ``paths``. A file exists once it is complete.
     """
     # A rank that is alone on its host uses two threads: one reads while the other writes. Ranks
     # that share a host overlap anyway, and would need more memory.

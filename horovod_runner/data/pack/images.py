@@ -68,12 +68,7 @@ class Image:
         return self.height, self.width, _CHANNELS[self.mode]
 
     def decode(self, encoded: Sequence[Any], name: str, buffers: Buffers | None = None) -> Array:
-        """Decode images, on as many threads as this rank has cores.
-
-        Args:
-            encoded: the bytes of the images.
-            name: name of the column, for error messages.
-            buffers: memory for the pixels; None allocates new memory.
+        """Decode images of a column, on as many threads as this rank has cores.
 
         Returns:
             uint8 array of shape (rows, height, width, channels).
@@ -92,10 +87,10 @@ class Image:
     def from_spark(
         self, cells: Sequence[Any], sizes: Array, name: str, buffers: Buffers | None = None
     ) -> Array:
-        """Convert images in Spark's schema, whose bytes are blue, green and red as in OpenCV.
+        """Convert images of a column in Spark's schema.
 
         Args:
-            cells: the field ``data`` of each row.
+            cells: the field ``data`` of each row: blue, green and red as in OpenCV.
             sizes: height, width and nChannels, shape (rows, 3).
             name: name of the column, for error messages.
             buffers: memory for the pixels; None allocates new memory.
@@ -141,11 +136,7 @@ class Image:
 
 
 def image_columns(name: str, columns: Mapping[str, Column]) -> list[str]:
-    """The columns that hold the images called ``name``: one, or the fields of Spark's schema.
-
-    Raises:
-        DataError: there are no images of that name.
-    """
+    """The columns that hold the images called ``name``: one, or the fields of Spark's schema."""
     if name in columns and columns[name].kind == "bytes":
         return [name]
     fields = [f"{name}.{field}" for field in _SPARK_FIELDS]
@@ -180,17 +171,7 @@ def decode_rows(
 def decode_unresized(
     encoded: Sequence[Any], shape: tuple[int, ...], dtype: str, name: str
 ) -> Array:
-    """Decode images that all have one known shape.
-
-    Args:
-        encoded: the bytes of the images.
-        shape: shape of an image, (height, width) or (height, width, channels).
-        dtype: NumPy type of the pixels.
-        name: name of the column, for error messages.
-
-    Raises:
-        DataError: a cell is not an image, or the image has another shape.
-    """
+    """Decode images of a column that all have one shape, (height, width) or with channels."""
     pixels = np.empty((len(encoded), *shape), dtype)
     mode = "RGB" if shape[2:] == (3,) and dtype == "uint8" else None
 
@@ -212,14 +193,7 @@ def _decode_all(
     decode: Callable[[memoryview], Array],
     keep: Callable[[int, Array], None],
 ) -> None:
-    """Decode images on threads.
-
-    Args:
-        encoded: their bytes.
-        name: name of the column, for error messages.
-        decode: decodes one of them.
-        keep: called with the number of each image and its pixels.
-    """
+    """Decode images on threads, and ``keep`` each with its number."""
 
     def work(number: int) -> None:
         try:
@@ -239,10 +213,7 @@ def _decoder(
 ) -> Callable[[memoryview], Array]:
     """What decodes an image to shape (height, width, channels).
 
-    Args:
-        mode: "RGB" or "GRAY"; None keeps the image's mode.
-        min_height: a JPEG may be decoded to any size that is not below.
-        min_width: the same.
+    In its own mode if ``mode`` is None; a JPEG to any size that is not below ``min_...``.
     """
     by_pillow = partial(_by_pillow, mode and _PILLOW_MODES[mode])
     simplejpeg = _simplejpeg()

@@ -29,17 +29,11 @@ _LAYOUT = "layout.json"
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """Columns and row counts of a packed dataset.
+    """Columns and row counts of a packed dataset."""
 
-    Attributes:
-        columns: in order.
-        units: rows of each unit.
-        fingerprint: identifies the data; a dataset with another one is another dataset.
-    """
-
-    columns: list[Column]
-    units: list[int]
-    fingerprint: str = ""
+    columns: list[Column]  # in order
+    units: list[int]  # rows of each
+    fingerprint: str = ""  # a dataset with another one is another dataset
 
     @property
     def rows(self) -> int:
@@ -87,11 +81,7 @@ class Layout(msgspec.Struct, frozen=True):
 
     @staticmethod
     def load(folder: Path) -> Layout:
-        """Read ``layout.json``.
-
-        Raises:
-            DataError: it is missing or damaged.
-        """
+        """Read ``layout.json``."""
         try:
             return _decode_layout((folder / _LAYOUT).read_bytes())
         except (OSError, msgspec.MsgspecError) as error:
@@ -114,17 +104,11 @@ def columns_in(matrix: Array, group: Sequence[Column]) -> Iterator[tuple[str, Ro
 
 
 class Chunk(msgspec.Struct):
-    """Consecutive packed rows.
+    """Consecutive packed rows."""
 
-    Attributes:
-        rows: how many.
-        matrices: one for each group of the layout, shape (rows, numbers).
-        ragged: ragged columns, by name.
-    """
-
-    rows: int
-    matrices: list[Any]
-    ragged: dict[str, Rows]
+    rows: int  # how many
+    matrices: list[Any]  # one for each group of the layout, shape (rows, numbers)
+    ragged: dict[str, Rows]  # by column
 
 
 def fingerprint_of(content: str) -> str:
@@ -132,38 +116,16 @@ def fingerprint_of(content: str) -> str:
     return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
 
 
-class UnitSizes(msgspec.Struct):
-    """The content of ``unit-N.json``.
-
-    Attributes:
-        sizes: bytes of the unit's values, by ragged column.
-    """
-
-    sizes: dict[str, int] = {}
-
-
-decode_unit_sizes: Final = msgspec.json.Decoder(UnitSizes).decode
+#: Decodes ``unit-N.json``: bytes of the unit's values, by ragged column.
+decode_unit_sizes: Final = msgspec.json.Decoder(dict[str, int]).decode
 
 
 def pack(layout: Layout, rows: int, read: Callable[[Column], Rows]) -> Chunk:
-    """Pack separate columns into matrices.
-
-    Args:
-        layout: which columns share a matrix.
-        rows: how many rows there are.
-        read: returns the rows of a column.
-    """
+    """Pack separate columns into matrices; ``read`` returns the rows of a column."""
     matrices = []
     for group in layout.groups():
         if len(group) == 1:
             matrices.append(read(group[0]).values.reshape(rows, group[0].width))
-            continue
-        matrices.append(_side_by_side([read(column).values for column in group]))
+        else:
+            matrices.append(np.stack([read(column).values for column in group], axis=1))
     return Chunk(rows, matrices, {column.name: read(column) for column in layout.ragged()})
-
-
-def _side_by_side(arrays: Sequence[Array]) -> Array:
-    matrix = np.empty((len(arrays[0]), len(arrays)), arrays[0].dtype)
-    for place, array in enumerate(arrays):
-        matrix[:, place] = array
-    return matrix

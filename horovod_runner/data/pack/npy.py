@@ -22,14 +22,8 @@ Dtype: TypeAlias = np.dtype[Any]
 def decode(array: pa.Array, name: str, *, ragged: bool = False) -> pa.Array:
     """Decode cells to numbers, to (nested) fixed-size lists, or to lists if lengths differ.
 
-    Args:
-        array: one or more binary cells, without nulls.
-        name: name of the column, for error messages.
-        ragged: one-dimensional cells become lists, even if all lengths are equal.
-
-    Raises:
-        DataError: a cell is not a complete array of numbers, or arrays of several dimensions have
-            different shapes.
+    Cells are binary, without nulls. One-dimensional ones that are ``ragged`` become lists in any
+    case.
     """
     cells = read_bytes(array)
     assert cells.lengths is not None  # noqa: S101 - they are bytes

@@ -28,13 +28,7 @@ from horovod_runner.host.scratch import check_room
 
 
 class MatrixFile(NamedTuple):
-    """One matrix on disk.
-
-    Attributes:
-        path: its file.
-        rows: how many rows it has.
-        row_bytes: bytes per row.
-    """
+    """One matrix on disk."""
 
     path: Path
     rows: int
@@ -42,10 +36,7 @@ class MatrixFile(NamedTuple):
 
 
 class PackedStore:
-    """A packed dataset in one folder.
-
-    Args:
-        folder: made by :meth:`create`.
+    """A packed dataset in a folder that :meth:`create` has made.
 
     Raises:
         DataError: the folder has no layout.
@@ -99,8 +90,8 @@ class PackedStore:
 
         Args:
             read: yields the rows of a unit, by its number.
-            done: called after each unit that this process has packed, with the number of complete
-                units and of all units.
+            done: called after each unit that this process has packed, with the numbers of complete
+                units and of all.
 
         Raises:
             DataError: a unit has another number of rows than expected, or the disk is full.
@@ -129,11 +120,7 @@ class PackedStore:
             )
 
     def open(self) -> None:
-        """Map all files into memory.
-
-        Raises:
-            DataError: a file is missing or has the wrong size.
-        """
+        """Map all files into memory."""
         for name, size in self.layout.allocated_sizes().items():
             _check_size(self.folder / name, size)
         self._matrices = []
@@ -146,7 +133,7 @@ class PackedStore:
         for unit in range(len(self.layout.units)):
             path = self.folder / f"unit-{unit}.json"
             try:
-                sizes = decode_unit_sizes(path.read_bytes()).sizes
+                sizes = decode_unit_sizes(path.read_bytes())
             except (OSError, msgspec.MsgspecError) as error:
                 raise DataError(
                     f"the packed dataset lacks {path}: {error}. Something removed or damaged it "
@@ -161,12 +148,7 @@ class PackedStore:
     def take(
         self, rows: Array, names: Sequence[str], buffers: Buffers | None = None
     ) -> dict[str, Rows]:
-        """Gather rows of some columns.
-
-        Args:
-            rows: row numbers, in the order of the result.
-            names: names of the columns.
-            buffers: memory for the result; None allocates new memory.
+        """Gather rows of some columns, by their numbers; into memory of ``buffers``, if given.
 
         Returns:
             The rows by column; columns of one matrix are views of one gathered array.

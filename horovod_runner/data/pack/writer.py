@@ -11,7 +11,7 @@ import numpy as np
 from horovod_runner.common.descriptors import write_all
 from horovod_runner.data.pack.columns import Array
 from horovod_runner.data.pack.file_locks import write_whole
-from horovod_runner.data.pack.layout import Chunk, Layout, UnitSizes
+from horovod_runner.data.pack.layout import Chunk, Layout
 from horovod_runner.host.scratch import check_room
 
 _CHECK_BYTES = 1 << 26  # free room is checked again after this many bytes
@@ -20,12 +20,7 @@ _CHECK_BYTES = 1 << 26  # free room is checked again after this many bytes
 class Writer:
     """Writes the rows of one unit, in order; a context manager.
 
-    Args:
-        folder: the store's folder.
-        layout: the store's layout.
-        unit: number of the unit.
-        start: number of the unit's first row.
-        is_allocated: whether the matrices are allocated already, so that they need no more room.
+    The matrices need no more room if they are allocated already.
 
     Attributes:
         rows: rows written so far.
@@ -98,10 +93,10 @@ class Writer:
             write_all(self._files[name], view, offset)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        for descriptor in self._files.values():
-            os.close(descriptor)
+        while self._files:  # once, although an error in what follows leads here again
+            os.close(self._files.popitem()[1])
         if kind is None:
             types = {column.name: np.dtype(column.stored_dtype) for column in self._layout.ragged()}
             sizes = {name: count * types[name].itemsize for name, count in self._counts.items()}
             path = self._folder / f"unit-{self._unit}.json"
-            write_whole(path, msgspec.json.encode(UnitSizes(sizes)))
+            write_whole(path, msgspec.json.encode(sizes))

@@ -15,15 +15,10 @@ _ROWS = 1 << 8  # decoded at a time: decoded images are large
 
 @dataclass(frozen=True)
 class Decoded:
-    """A reader with pixels in place of another reader's encoded images.
-
-    Attributes:
-        reader: the other reader.
-        images: what is decoded, by column. Pixels are packed as (height, width, channels).
-    """
+    """A reader with pixels (height, width, channels) in place of another's encoded images."""
 
     reader: Reader
-    images: Mapping[str, Image]
+    images: Mapping[str, Image]  # by column
 
     @property
     def units(self) -> list[int]:

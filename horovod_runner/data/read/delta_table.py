@@ -25,16 +25,9 @@ _INSTEAD = "pass a Spark DataFrame: spark.read.format('delta').load(path)"
 
 
 def find(path: str, version: int | None, reading: Reading) -> Files:
-    """Find a table's files and count their rows.
+    """Find the files of a table, in its newest version if it is None, and count their rows.
 
-    Args:
-        path: the table's folder or URL.
-        version: version of the table; None for the newest.
-        reading: what of them is read, and how; the storage options are for deltalake and for
-            fsspec, which reads the files.
-
-    Raises:
-        DataError: deltalake is not installed, or there is no such table.
+    The storage options are for deltalake and for fsspec, which reads the files.
     """
     try:
         from deltalake import DeltaTable
@@ -97,7 +90,6 @@ def find(path: str, version: int | None, reading: Reading) -> Files:
 
 
 def _refuse_features(path: str, features: Iterable[str]) -> None:
-    """Refuse a table with features that change how it is read, and that are not read here."""
     if features:
         raise DataError(
             f"the Delta table {path} has features that the ranks cannot read: "
@@ -118,7 +110,6 @@ def _name_in_file(field: Any) -> str:
 
 
 def _is_renamed_within(type_: Any) -> bool:
-    """Whether a field inside of a column has another name in the files."""
     if isinstance(type_, str):
         return False
     inner = (type_.get(key, "") for key in ("elementType", "keyType", "valueType"))

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -29,29 +30,21 @@ class File:
     """One Parquet file.
 
     Attributes:
-        path: in its filesystem's form.
-        constants: columns that are not in the file, with one value for all rows.
-        kept: a bit for each row, packed by 8: whether the row counts. None: all rows count.
         names: column names in the file mapped to names in the dataset: with ``schema`` of all of
             its columns, otherwise of those that differ.
         schema: the columns of the dataset, if something other than the file says them; the file
             may lack some, and have others.
-        version: changes with the file, see :func:`version_of`.
     """
 
-    path: str
-    constants: Mapping[str, pa.Scalar] = field(default_factory=dict)
-    kept: bytes | None = None
+    path: str  # in its filesystem's form
+    constants: Mapping[str, pa.Scalar] = field(default_factory=dict)  # columns with one value
+    kept: bytes | None = None  # a bit for each row: whether it counts; None: all rows count
     names: Mapping[str, str] = field(default_factory=dict)
-    version: str = ""
+    version: str = ""  # changes with the file, see :func:`version_of`
     schema: pa.Schema | None = None
 
     def fitted(self, own: pa.Schema) -> File:
-        """Add columns of the dataset that the file lacks, as nulls.
-
-        Args:
-            own: the file's columns.
-        """
+        """Add columns of the dataset that the file, with its ``own``, lacks, as nulls."""
         if self.schema is None:
             return self
         known = {*self.constants, *(self.names[name] for name in own.names if name in self.names)}
@@ -63,12 +56,7 @@ class File:
         return replace(self, constants={**self.constants, **nulls})
 
     def table(self, rows: pa.RecordBatch | pa.Table, first: int) -> pa.Table:
-        """Turn rows of the file into rows of the dataset.
-
-        Args:
-            rows: rows of the file.
-            first: number of the first of them in the file.
-        """
+        """Turn rows of the file, from its row ``first`` on, into rows of the dataset."""
         table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
         if self.schema is not None:
             table = table.select([name for name in table.column_names if name in self.names])
@@ -100,28 +88,16 @@ class File:
 
 @dataclass(frozen=True)
 class Files(ArrowReader):
-    """Parquet files as the ranks read them.
+    """Parquet files as the ranks read them."""
 
-    Attributes:
-        filesystem: fsspec's.
-        files: sorted by path.
-        parts: for each unit, file numbers with the numbers of the row groups to read.
-        filter: which rows are read; None reads all.
-        filter_columns: columns that the filter needs.
-    """
-
-    filesystem: Any
-    files: list[File]
-    parts: list[list[tuple[int, list[int]]]]
-    filter: Any
-    filter_columns: Sequence[str]
+    filesystem: Any  # fsspec's
+    files: list[File]  # sorted by path
+    parts: list[list[tuple[int, list[int]]]]  # of each unit: file numbers, with row groups
+    filter: Any  # which rows are read; None reads all
+    filter_columns: Sequence[str]  # that the filter needs
 
     def read(self, unit: int, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a unit, some thousand at a time.
-
-        Raises:
-            DataError: a file cannot be read, or changed since the run began.
-        """
+        """Yield the rows of a unit, some thousand at a time."""
         paths = [stored_path(self.schema, name) for name in names]
         needed = list(dict.fromkeys([*paths, *self.filter_columns]))
         for number, groups in self.parts[unit]:
@@ -160,14 +136,7 @@ def _in_types_of(schema: pa.Schema, table: pa.Table) -> pa.Table:
 def read_groups(
     filesystem: Any, file: File, groups: Sequence[int], names: Sequence[str]
 ) -> Iterator[pa.Table]:
-    """Yield row groups of a file, some thousand rows at a time.
-
-    Args:
-        filesystem: fsspec's.
-        file: the file.
-        groups: numbers of the row groups.
-        names: columns of the dataset.
-    """
+    """Yield row groups of a file, some thousand rows at a time, with columns of the dataset."""
     names = file.names_in_file(names)
     footer = footer_of(filesystem, file.path, file.version)
     starts = np.cumsum([0, *group_rows(footer)])
@@ -210,24 +179,24 @@ def check_reachable(url: str, options: Mapping[str, Any] | None) -> None:
     Raises:
         DataError: a package or a setting is missing, or HDFS does not answer.
     """
-    try:
+    with _as_data_errors():
         urls.check_reachable(url, **(options or {}))
-    except (ImportError, ValueError) as error:
-        raise DataError(str(error)) from None
 
 
 def connect(url: str, options: Mapping[str, Any] | None) -> tuple[Any, str]:
     """Connect to the file system of a path or URL; returns it and the path there.
 
-    Args:
-        url: a path, or a URL of fsspec.
-        options: for fsspec.
-
     Raises:
         DataError: a package or a setting for such a URL is missing.
     """
-    try:
+    with _as_data_errors():
         return urls.file_system(url, **(options or {}))
+
+
+@contextmanager
+def _as_data_errors() -> Iterator[None]:
+    try:
+        yield
     except (ImportError, ValueError) as error:
         raise DataError(str(error)) from None
 

@@ -54,15 +54,9 @@ class Reading:
 
 
 def find(path: str | Sequence[str], reading: Reading) -> Files:
-    """Find Parquet files and count their rows.
+    """Find Parquet files, on any filesystem of fsspec, and count their rows.
 
-    Args:
-        path: a file, a folder (Hive partitions become columns), a glob pattern, or several; on
-            any filesystem of fsspec.
-        reading: what of them is read, and how.
-
-    Raises:
-        DataError: there are no such files, they cannot be read, or their columns differ.
+    A path is a file, a folder (Hive partitions become columns), a glob pattern, or several.
     """
     paths = [path] if isinstance(path, str) else list(path)
     filesystem, _ = connect(paths[0], reading.storage_options)
@@ -116,14 +110,7 @@ def inspect(
 ) -> Files:
     """Read the schema of some files, and count the rows that pass the filter.
 
-    Args:
-        filesystem: fsspec's.
-        files: the files.
-        reading: what of them is read, and how.
-        refused: columns that cannot be read, and why.
-
-    Raises:
-        DataError: a file cannot be read, or its columns differ from the first file's.
+    ``refused`` says of columns why they cannot be read.
     """
     expression = _expression(reading.filter)
     groups, schema, inspected = [], None, []
@@ -140,10 +127,11 @@ def inspect(
             needed = _needed(expression, file_schema)
             if expression is not None or file.kept is not None:
                 possible = _possible(filesystem, file, len(rows), expression, file_schema)
-                rows = [
-                    _count(filesystem, file, group, expression, needed) if group in possible else 0
-                    for group in range(len(rows))
-                ]
+                rows = [0] * len(rows)
+                for group in possible:
+                    tables = read_groups(filesystem, file, [group], needed)
+                    kept = tables if expression is None else (t.filter(expression) for t in tables)
+                    rows[group] = sum(map(len, kept))
         except (pa.ArrowException, OSError) as error:
             raise DataError(
                 f"{file.path} cannot be read as Parquet: {error}. If it is another kind of file, "
@@ -240,25 +228,10 @@ def _possible(
         ) from error
 
 
-def _count(
-    filesystem: Any,
-    file: File,
-    group: int,
-    expression: pc.Expression | None,
-    names: Sequence[str],
-) -> int:
-    """The number of rows of a row group that count."""
-    tables = read_groups(filesystem, file, [group], names)
-    return sum(len(table if expression is None else table.filter(expression)) for table in tables)
-
-
 def _units(
     groups: Sequence[tuple[int, int, int]],
 ) -> tuple[list[list[tuple[int, list[int]]]], list[int]]:
-    """Join consecutive row groups into units of similar size.
-
-    Args:
-        groups: file number, number of the row group, and its rows.
+    """Join consecutive row groups (file number, group number, rows) into units of similar size.
 
     Returns:
         For each unit its row groups by file, and its rows.

@@ -34,17 +34,11 @@ _NUMBER_KINDS = "biuf"
 
 @dataclass(frozen=True)
 class Codec:
-    """How the cells of a column are encoded, from the dataset's Unischema.
+    """How the cells of a column are encoded, from the dataset's Unischema."""
 
-    Attributes:
-        codec: class name of Petastorm's codec; empty if there is none.
-        dtype: name of the NumPy type, or of another class.
-        shape: shape of an array; None stands for any size.
-    """
-
-    codec: str
-    dtype: str
-    shape: tuple[int | None, ...] = ()
+    codec: str  # the class name of Petastorm's codec; empty if there is none
+    dtype: str  # the name of the NumPy type, or of another class
+    shape: tuple[int | None, ...] = ()  # of an array; None stands for any size
 
     @property
     def is_image(self) -> bool:
@@ -52,33 +46,26 @@ class Codec:
         return self.codec == "CompressedImageCodec" and None not in self.shape
 
     def decode(self, array: pa.Array, name: str) -> pa.Array:
-        """Decode the cells of a column to numbers.
-
-        Raises:
-            DataError: a cell does not fit the schema, or there are nulls.
-        """
-        if self.codec in ("NdarrayCodec", "CompressedNdarrayCodec") or self.is_image:
-            _refuse_nulls(array, name)
-        if self.codec in ("NdarrayCodec", "CompressedNdarrayCodec"):
+        """Decode the cells of a column to numbers."""
+        is_array = self.codec in ("NdarrayCodec", "CompressedNdarrayCodec")
+        if (is_array or self.is_image) and array.null_count:
+            raise DataError(
+                f"column {name!r} has nulls ({array.null_count} of {len(array)} rows), and no "
+                "value can replace an array: leave those rows out with filter="
+            )
+        if is_array:
             if self.codec == "CompressedNdarrayCodec":
                 array = pa.array([_unzipped(cell, name) for cell in array.to_pylist()])
             return npy.decode(array, name, ragged=self.shape == (None,))
         if self.is_image:
             shape = tuple(size or 0 for size in self.shape)
-            pixels = images.decode_unresized(_views(array), shape, self.dtype, name)
+            cells = [memoryview(cell.as_buffer()).cast("B") for cell in array]
+            pixels = images.decode_unresized(cells, shape, self.dtype, name)
             return npy.fixed_lists(pixels.ravel(), shape)
         # Spark has no unsigned and no 8-bit numbers, so they are stored as wider ones.
         if self.shape == () and (dtype := _number_dtype(self.dtype)) is not None:
             return array.cast(pa.from_numpy_dtype(dtype))
         return array
-
-
-def _refuse_nulls(array: pa.Array, name: str) -> None:
-    if array.null_count:
-        raise DataError(
-            f"column {name!r} has nulls ({array.null_count} of {len(array)} rows), and no value "
-            "can replace an array: leave those rows out with filter="
-        )
 
 
 def _number_dtype(name: str) -> np.dtype[Any] | None:
@@ -87,10 +74,6 @@ def _number_dtype(name: str) -> np.dtype[Any] | None:
     except TypeError:
         return None
     return dtype if dtype.kind in _NUMBER_KINDS else None
-
-
-def _views(array: pa.Array) -> list[memoryview]:
-    return [memoryview(cell.as_buffer()).cast("B") for cell in array]
 
 
 def _unzipped(cell: bytes, name: str) -> bytes:
@@ -106,22 +89,13 @@ def _unzipped(cell: bytes, name: str) -> bytes:
 
 @dataclass(frozen=True)
 class PetastormFiles(ArrowReader):
-    """The files of a Petastorm dataset as the ranks read them.
-
-    Attributes:
-        files: the Parquet files.
-        codecs: by column.
-    """
+    """The files of a Petastorm dataset as the ranks read them."""
 
     files: Files
     codecs: Mapping[str, Codec]
 
     def read(self, unit: int, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a unit, decoded.
-
-        Raises:
-            DataError: an array has another shape than the first one of its column.
-        """
+        """Yield the rows of a unit, decoded."""
         for batch in self.files.read(unit, names):
             decoded = _decoded(batch, self.codecs)
             for field in decoded.schema:
@@ -171,9 +145,6 @@ def codecs_of(filesystem: Any, folder: str) -> dict[str, Codec] | None:
 
     Returns:
         The codecs by column; None without a Unischema, as in datasets of make_spark_converter.
-
-    Raises:
-        DataError: the Unischema cannot be read.
     """
     try:
         with filesystem.open(f"{folder}/_common_metadata", "rb") as handle:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -28,22 +29,13 @@ _PARTS = 64
 
 @dataclass(frozen=True)
 class PetastormReader(Deferred):
-    """A dataset that Petastorm reads, in parts of whole row groups.
+    """A dataset that Petastorm reads, in parts of whole row groups."""
 
-    Attributes:
-        name: the dataset's name in ``run``.
-        url: the dataset's URL.
-        options: options for petastorm.make_reader, or for make_batch_reader without a Unischema.
-        has_unischema: whether the dataset has a Unischema.
-        parts: the number of parts.
-        schema: Arrow schema of the rows.
-    """
-
-    name: str
+    name: str  # in ``run``
     url: str
-    options: Mapping[str, Any]
+    options: Mapping[str, Any]  # for petastorm.make_reader; without a Unischema make_batch_reader
     has_unischema: bool
-    parts: int
+    parts: int  # how many
     schema: pa.Schema
 
     def resolve(
@@ -74,18 +66,7 @@ class PetastormReader(Deferred):
 def inspect(
     name: str, url: str, options: Mapping[str, Any], *, has_unischema: bool, groups: int
 ) -> PetastormReader:
-    """Read the first rows of a dataset, for its schema.
-
-    Args:
-        name: the dataset's name in ``run``.
-        url: the dataset's URL.
-        options: options for Petastorm's reader.
-        has_unischema: whether ``materialize_dataset`` made the dataset.
-        groups: the number of its row groups.
-
-    Raises:
-        DataError: Petastorm is not installed, cannot read the dataset, or finds no rows.
-    """
+    """Read the first rows of a dataset with so many row groups, for its schema."""
     parts = min(groups, _PARTS)
     batches = (b for part in range(parts) for b in _rows(url, options, part, parts, has_unischema))
     first = next(batches, None)
@@ -136,18 +117,17 @@ def _rows(
 
 
 def _row_batches(reader: Any) -> Iterator[pa.RecordBatch]:
-    rows: list[Mapping[str, Any]] = []
-    for row in reader:
-        if isinstance(row, dict):  # an ngram: rows by their distance in time
-            pairs = [(at, *pair) for at, part in row.items() for pair in part._asdict().items()]
-            rows.append({f"{at}.{name}": value for at, name, value in pairs})
-        else:
-            rows.append(row._asdict())
-        if len(rows) == _BATCH_ROWS:
-            yield _batch({name: [row[name] for row in rows] for name in rows[0]})
-            rows = []
-    if rows:
-        yield _batch({name: [row[name] for row in rows] for name in rows[0]})
+    rows = map(_cells, reader)
+    while some := list(islice(rows, _BATCH_ROWS)):
+        yield _batch({name: [row[name] for row in some] for name in some[0]})
+
+
+def _cells(row: Any) -> Mapping[str, Any]:
+    if isinstance(row, dict):  # an ngram: rows by their distance in time
+        pairs = [(at, *pair) for at, part in row.items() for pair in part._asdict().items()]
+        return {f"{at}.{name}": value for at, name, value in pairs}
+    cells: Mapping[str, Any] = row._asdict()
+    return cells
 
 
 def _column_batches(reader: Any) -> Iterator[pa.RecordBatch]:

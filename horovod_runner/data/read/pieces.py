@@ -28,25 +28,15 @@ _SAMPLE_BYTES = 1 << 10
 
 
 class Piece(msgspec.Struct):
-    """Description of a piece, sent to the driver and the ranks.
+    """Description of a piece, sent to the driver and the ranks."""
 
-    Attributes:
-        number: its position among the pieces.
-        name: name of its store.
-        rows: how many rows it has.
-        columns: its packed columns; empty if it has no rows.
-        lengths: the shortest and the longest row of each list, by level.
-        refused: why columns cannot be used, by name: the first null of each, for example.
-        sample: a checksum of some of its rows.
-    """
-
-    number: int
-    name: str
+    number: int  # its position among the pieces
+    name: str  # of its store
     rows: int = 0
-    columns: list[Column] = []
-    lengths: dict[str, Sizes] = {}
-    refused: dict[str, str] = {}
-    sample: int = 0
+    columns: list[Column] = []  # that are packed; empty if it has no rows
+    lengths: dict[str, Sizes] = {}  # the shortest and the longest row of each list, by level
+    refused: dict[str, str] = {}  # why columns cannot be used: the first null, for example
+    sample: int = 0  # a checksum of some of its rows
 
 
 decode_piece: Final = msgspec.msgpack.Decoder(Piece).decode
@@ -57,12 +47,7 @@ class PieceWriter:
 
     Nobody knows yet which columns will be asked for. So a null is noted, not refused, and columns
     that only some readings fit (maps, lists of lists or of structs, sparse vectors) are kept as
-    they are, in a file of Arrow's.
-
-    Args:
-        folder: parent folder of the store, which is made with the first rows.
-        number: the piece's position among the pieces.
-        name: name of the store.
+    they are, in a file of Arrow's. The store called ``name`` is made with the first rows.
     """
 
     def __init__(self, folder: Path, number: int, name: str) -> None:
@@ -148,41 +133,34 @@ class PieceWriter:
     def finish(self) -> Piece:
         """Complete the store, and return the piece's description."""
         if self._writer is not None:
-            self._writer.__exit__(None)
-            if self._raw:
-                self._raw_file.close()
             self._piece.rows = self._writer.rows
             self._piece.columns = self._layout.columns
-            Layout(self._layout.columns, [self._writer.rows]).save(self._folder)
-            self._writer = None
+            self._close(None)
+            Layout(self._piece.columns, [self._piece.rows]).save(self._folder)
         return self._piece
+
+    def _close(self, error: type[BaseException] | None) -> None:
+        assert self._writer is not None  # noqa: S101 - it has begun
+        self._writer.__exit__(error)
+        if self._raw:
+            self._raw_file.close()
+        self._writer = None
 
     def __enter__(self) -> PieceWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Remove the store if it is not complete."""
-        if self._writer is not None:
-            self._writer.__exit__(OSError)
-            if self._raw:
-                self._raw_file.close()
-            self._writer = None
+        if self._writer is not None:  # it is not complete
+            self._close(OSError)
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def write_together(
     folder: Path, name: str, count: int, read: Callable[[int], Iterator[pa.RecordBatch]]
 ) -> list[Piece]:
-    """Write pieces, together with the other processes of this host that need them.
+    """Write the pieces of a dataset, together with the other processes of this host that need them.
 
-    Args:
-        folder: the run's folder.
-        name: the dataset's name.
-        count: the number of pieces.
-        read: yields the rows of a piece, by its number.
+    ``read`` yields the rows of a piece, by its number.
 
     Raises:
         DataError: there is too little room.
@@ -214,13 +192,7 @@ def _is_plain(name: str, array: pa.Array) -> bool:
 
 
 def join(pieces: Sequence[Piece], schema: pa.Schema, folder: Path) -> Pieces:
-    """Join pieces to one dataset, one after the other.
-
-    Args:
-        pieces: the pieces.
-        schema: the Arrow schema of all of them.
-        folder: where their stores are.
-    """
+    """Join pieces, whose stores are in a folder, to one dataset, one after the other."""
     filled = [piece for piece in pieces if piece.rows]
     odd: dict[str, str] = {}
     for piece in filled:
@@ -245,16 +217,7 @@ def join(pieces: Sequence[Piece], schema: pa.Schema, folder: Path) -> Pieces:
 
 
 def _common(by_type: Column, in_pieces: set[Column], lengths: Sequence[Sizes]) -> Column:
-    """The column that fits all pieces.
-
-    Args:
-        by_type: the column that the schema gives.
-        in_pieces: the columns that the pieces have packed.
-        lengths: the shortest and the longest rows of each piece that says them.
-
-    Raises:
-        DataError: Spark ML vectors differ in size.
-    """
+    """The column that fits all pieces, by the columns that they have packed, and their lengths."""
     if by_type.is_settled:
         return by_type
     sizes = arrow_rows.joined(lengths) if lengths else []

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -37,9 +39,14 @@ def name_in_errors(name: str) -> Iterator[None]:
         raise DataError(f"{name}: {type(error).__name__}: {error}") from None
 
 
-def same_name(name: str) -> str:
-    """Why columns with the same name cannot be used."""
-    return f"two columns are called {name!r}: rename one"
+def twins(names: Iterable[str]) -> dict[str, str]:
+    """Why columns with the same name cannot be used, by name."""
+    counts = Counter(names)
+    return {
+        name: f"two columns are called {name!r}: rename one"
+        for name, count in counts.items()
+        if count > 1
+    }
 
 
 class Reader(Protocol):
@@ -58,7 +65,11 @@ class Reader(Protocol):
         """The columns, by name."""
 
     def settle(self, names: Sequence[str]) -> list[Column]:
-        """Some columns as they are packed: a list may turn out to be a vector."""
+        """Some columns as they are packed: a list may turn out to be a vector.
+
+        Raises:
+            DataError: there is no such column, or it cannot become a tensor.
+        """
 
     def chunks(self, unit: int, layout: Layout) -> Iterator[Chunk]:
         """Yield the rows of a unit, packed."""
@@ -66,21 +77,13 @@ class Reader(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class ArrowReader(ABC):
-    """A reader that yields Arrow record batches.
-
-    Attributes:
-        schema: the Arrow schema.
-        units: rows of each unit, a part that can be read by itself.
-        fingerprint: identifies the data.
-        fill_null: values that replace nulls, by column.
-        ragged: lists that are not vectors, even if their first rows have one length.
-    """
+    """A reader that yields Arrow record batches."""
 
     schema: pa.Schema
     units: list[int]
     fingerprint: str
-    fill_null: Mapping[str, Any] = field(default_factory=dict)
-    ragged: Sequence[str] = ()
+    fill_null: Mapping[str, Any] = field(default_factory=dict)  # what replaces nulls, by column
+    ragged: Sequence[str] = ()  # lists that stay lists, even if their first rows have one length
 
     @abstractmethod
     def read(self, unit: int, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -92,11 +95,7 @@ class ArrowReader(ABC):
         return column_types.columns_of(self.schema)
 
     def settle(self, names: Sequence[str]) -> list[Column]:
-        """Some columns as they are packed: a list may turn out to be a vector.
-
-        Raises:
-            DataError: there is no such column, or it cannot become a tensor.
-        """
+        """See :class:`Reader`."""
         known = self.columns
         columns = [column for name in names for column in known.find(name)]
         if all(column.is_settled for column in columns):
@@ -114,19 +113,11 @@ class ArrowReader(ABC):
         """Yield the rows of a unit, packed."""
         row = sum(self.units[:unit])
         for batch in self.read(unit, [column.name for column in layout.columns]):
-            yield pack_batch(batch, layout, self.fill_null, row)
+            yield pack(layout, batch.num_rows, partial(self._column, batch, row))
             row += batch.num_rows
 
-
-def pack_batch(
-    batch: pa.RecordBatch, layout: Layout, fill_null: Mapping[str, Any], first: int = 0
-) -> Chunk:
-    """Pack the rows of a record batch; ``first`` is the number of its first row."""
-
-    def read(column: Column) -> Rows:
-        return arrow_rows.read(batch, column, fill_null.get(column.name), first)
-
-    return pack(layout, batch.num_rows, read)
+    def _column(self, batch: pa.RecordBatch, first: int, column: Column) -> Rows:
+        return arrow_rows.read(batch, column, self.fill_null.get(column.name), first)
 
 
 @dataclass(frozen=True)
@@ -150,7 +141,7 @@ class TableFile(ArrowReader):
     path: Path
 
     def _examples(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        yield from self.read(0, names)
+        yield from self.read(0, names)  # all of them, as of a table
 
     def read(self, unit: int, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield all rows."""
@@ -169,28 +160,16 @@ def opened(path: str) -> Any:
 
 @dataclass(frozen=True)
 class Pieces:
-    """Stores that were packed before, one after the other, in a folder that all ranks can read.
-
-    Attributes:
-        folder: the folder.
-        names: names of the stores in it.
-        units: rows of each store.
-        fingerprint: identifies the data.
-        columns: by name; a list where the stores have lists of different lengths.
-    """
+    """Stores that were packed before, one after the other, in a folder that all ranks can read."""
 
     folder: Path
-    names: list[str]
-    units: list[int]
+    names: list[str]  # of the stores in it
+    units: list[int]  # rows of each store
     fingerprint: str
-    columns: Columns
+    columns: Columns  # by name; lists where the stores have lists of different lengths
 
     def settle(self, names: Sequence[str]) -> list[Column]:
-        """Some columns as they are packed.
-
-        Raises:
-            DataError: there is no such column, or it cannot become a tensor.
-        """
+        """See :class:`Reader`."""
         columns = [column for name in names for column in self.columns.find(name)]
         unknown = [column for column in columns if column.name not in self.columns]
         if not self.names or all(column.is_settled for column in unknown):
@@ -242,13 +221,13 @@ class Deferred(ABC):
     def resolve(
         self, rank: int, descriptions: Sequence[bytes], folder: Path
     ) -> tuple[Pieces, list[int] | None]:
-        """Find the rows on a rank's host.
+        """Find the rows on a rank's host, where the run has a folder.
 
         Args:
             rank: the rank's number.
             descriptions: for rows that came through the barrier job, the description of each
                 rank's piece, in the order of ranks.
-            folder: the run's folder on this host.
+            folder: the run's.
 
         Returns:
             The rows. If each rank has rows of its own, also the number of rows of each rank;

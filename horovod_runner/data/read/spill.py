@@ -8,6 +8,7 @@ Each rank then has rows of its own, and the batches depend on the number of rank
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -18,7 +19,7 @@ import pyarrow.compute as pc
 
 from horovod_runner.data.read.pieces import Piece, PieceWriter, join
 from horovod_runner.data.read.readers import Deferred, Pieces, name_in_errors
-from horovod_runner.data.read.staging import Readable
+from horovod_runner.data.read.staging import Readable, as_stream
 from horovod_runner.errors import DataError
 
 if TYPE_CHECKING:
@@ -34,28 +35,20 @@ def combine(dataframes: Mapping[str, DataFrame], size: int) -> DataFrame:
     from pyspark.sql import functions
 
     rows = {name: Readable.of(dataframe) for name, dataframe in dataframes.items()}
-    whole: DataFrame | None = None
+    nulls = {
+        name: functions.lit(None).cast(_struct_type(readable)).alias(name)
+        for name, readable in rows.items()
+    }
+    # One row of nulls: Spark starts no tasks for a DataFrame that it knows to be empty.
+    session = next(iter(dataframes.values())).sparkSession
+    whole = session.range(1).select(*nulls.values())
     for name, readable in rows.items():
         columns = [
-            functions.struct(
-                *(
-                    functions.col(str(at)).alias(column)
-                    for at, column in enumerate(readable.schema.names)
-                )
-            ).alias(other)
-            if other == name
-            else functions.lit(None).cast(_struct_type(rows[other])).alias(other)
-            for other in rows
+            functions.col(str(at)).alias(column) for at, column in enumerate(readable.schema.names)
         ]
-        part = readable.dataframe.select(*columns)
-        whole = part if whole is None else whole.union(part)
-    assert whole is not None  # noqa: S101 - there is a DataFrame
-    # One row of nulls: Spark starts no tasks for a DataFrame that it knows to be empty.
-    nulls = [
-        functions.lit(None).cast(_struct_type(readable)).alias(name)
-        for name, readable in rows.items()
-    ]
-    return whole.union(whole.sparkSession.range(1).select(*nulls)).repartition(size)
+        own = {name: functions.struct(*columns).alias(name)}
+        whole = whole.union(readable.dataframe.select(*{**nulls, **own}.values()))
+    return whole.repartition(size)
 
 
 def _struct_type(rows: Readable) -> object:
@@ -68,78 +61,50 @@ def _struct_type(rows: Readable) -> object:
 def receive_rows(
     names: Sequence[str], folder: Path, number: int, batches: Iterator[pa.RecordBatch]
 ) -> dict[str, bytes]:
-    """Write a task's rows of each dataset to this host's disk.
-
-    Args:
-        names: the datasets' names.
-        folder: the run's folder on this host.
-        number: the task's number.
-        batches: the task's rows, as :func:`combine` combined them.
+    """Write a task's rows of each dataset, as :func:`combine` combined them, to this host's disk.
 
     Returns:
         The description of each piece, by the dataset's name.
-
-    Raises:
-        DataError: a column has nulls, or the disk has too little room.
     """
     examples: dict[str, bytes] = {}
     writers = {name: PieceWriter(folder, number, f"{name}-{number}") for name in names}
     try:
-        for batch in batches:
-            for name, writer in writers.items():
-                column = batch.column(batch.schema.get_field_index(name))
-                rows = column.filter(pc.is_valid(column)) if column.null_count else column
-                if len(rows):
-                    with name_in_errors(name):
-                        writer.append(pa.RecordBatch.from_struct_array(rows))
-                    if name not in examples:
-                        examples[name] = _encoded(pa.RecordBatch.from_struct_array(rows[:1]))
-        return {
-            name: msgspec.msgpack.encode(_Description(writer.finish(), examples.get(name, b"")))
-            for name, writer in writers.items()
-        }
+        with ExitStack() as stack:
+            for writer in writers.values():
+                stack.enter_context(writer)
+            for batch in batches:
+                for name, writer in writers.items():
+                    column = batch.column(batch.schema.get_field_index(name))
+                    rows = column.filter(pc.is_valid(column)) if column.null_count else column
+                    if len(rows):
+                        with name_in_errors(name):
+                            writer.append(pa.RecordBatch.from_struct_array(rows))
+                        if name not in examples:
+                            examples[name] = as_stream(pa.RecordBatch.from_struct_array(rows[:1]))
+            return {
+                name: msgspec.msgpack.encode(_Description(writer.finish(), examples.get(name, b"")))
+                for name, writer in writers.items()
+            }
     except OSError as error:
         raise DataError(
             f"the rows of rank {number} could not be written to {folder}: {error}. Free space "
             "there, or set TMPDIR to a folder on another disk"
         ) from error
-    finally:
-        for writer in writers.values():
-            writer.close()
 
 
 class _Description(msgspec.Struct):
-    """What the other ranks learn about one rank's rows.
+    """What the other ranks learn about one rank's rows."""
 
-    Attributes:
-        piece: the piece on that rank's disk.
-        example: its first row as an Arrow stream, for ranks that have no rows; empty if it has no
-            rows either.
-    """
-
-    piece: Piece
-    example: bytes
+    piece: Piece  # on that rank's disk
+    example: bytes  # its first row as an Arrow stream, for ranks without rows; empty without rows
 
 
 _decode_description: Final = msgspec.msgpack.Decoder(_Description).decode
 
 
-def _encoded(batch: pa.RecordBatch) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    encoded: bytes = sink.getvalue().to_pybytes()
-    return encoded
-
-
 @dataclass(frozen=True)
 class Spilled(Deferred):
-    """A DataFrame whose rows go to the ranks' disks; what the driver knows of it.
-
-    Attributes:
-        name: the dataset's name.
-        schema: the Arrow schema of the columns that are sent.
-    """
+    """A DataFrame whose rows go to the ranks' disks: its name, and the columns that are sent."""
 
     name: str
     schema: pa.Schema

@@ -8,7 +8,6 @@ No barrier and no shuffle: packing is the last step of the DataFrame's own Spark
 from __future__ import annotations
 
 import inspect
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +21,7 @@ import pyarrow as pa
 from horovod_runner.common.spark_session import collect_in_arrow
 from horovod_runner.data.pack import columns as column_types
 from horovod_runner.data.read.pieces import PieceWriter, decode_piece, join
-from horovod_runner.data.read.readers import Pieces, same_name
+from horovod_runner.data.read.readers import Pieces, twins
 from horovod_runner.errors import DataError
 
 if TYPE_CHECKING:
@@ -32,15 +31,7 @@ _SCHEMA = "piece binary, error string"
 
 
 def stage(dataframe: DataFrame, folder: Path) -> Pieces:
-    """Write a DataFrame's rows.
-
-    Args:
-        dataframe: the DataFrame.
-        folder: a folder that all executors and this process share.
-
-    Raises:
-        DataError: it is a stream, or there is too little room.
-    """
+    """Write a DataFrame's rows to a folder that all executors and this process share."""
     rows = Readable.of(dataframe)
     pieces = []
     write = partial(write_piece, folder, rows.schema.names)
@@ -54,12 +45,10 @@ def stage(dataframe: DataFrame, folder: Path) -> Pieces:
 
 @dataclass(frozen=True)
 class Readable:
-    """What ranks can read of a DataFrame.
+    """What ranks can read of a DataFrame, with the Arrow schema of :func:`arrow_schema`.
 
-    Attributes:
-        dataframe: its columns are called "0", "1" and so on: mapInArrow looks columns up by name,
-            and takes a dot in a name for a field of a struct.
-        schema: their Arrow schema, with their own names; see :func:`arrow_schema`.
+    In ``dataframe`` its columns are called "0", "1" and so on: mapInArrow looks columns up by name,
+    and takes a dot in a name for a field of a struct.
     """
 
     dataframe: DataFrame
@@ -67,11 +56,7 @@ class Readable:
 
     @classmethod
     def of(cls, dataframe: DataFrame) -> Readable:
-        """Leave out what Spark cannot send to Python.
-
-        Raises:
-            DataError: the DataFrame is a stream, or nothing is left.
-        """
+        """Leave out what Spark cannot send to Python."""
         if dataframe.isStreaming:
             raise DataError(
                 "it is a streaming DataFrame, which has no end: write it to a table, and pass that"
@@ -99,8 +84,7 @@ def arrow_schema(dataframe: DataFrame) -> pa.Schema:
     from pyspark.sql.types import StructType
 
     spark_schema = dataframe.schema  # read once: over Spark Connect it is a request
-    counts = Counter(field.name for field in spark_schema)
-    refused = {name: same_name(name) for name, count in counts.items() if count > 1}
+    refused = twins(spark_schema.names)
     # Spark 4.1 requires a time zone. Timestamps become int64 whatever it is.
     parameters = inspect.signature(to_arrow_schema).parameters
     options = {"timezone": "UTC"} if "timezone" in parameters else {}
@@ -137,11 +121,17 @@ def _as_streams(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Each record batch as one cell, in Arrow's stream format."""
     for batch in batches:
         if batch.num_rows:
-            sink = pa.BufferOutputStream()
-            with pa.ipc.new_stream(sink, batch.schema) as writer:
-                writer.write_batch(batch)
-            cell = pa.array([sink.getvalue().to_pybytes()], pa.binary())
+            cell = pa.array([as_stream(batch)], pa.binary())
             yield pa.RecordBatch.from_arrays([cell], ["rows"])
+
+
+def as_stream(batch: pa.RecordBatch) -> bytes:
+    """A record batch in Arrow's stream format."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    stream: bytes = sink.getvalue().to_pybytes()
+    return stream
 
 
 def write_piece(

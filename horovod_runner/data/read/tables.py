@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from horovod_runner.data.pack import columns as column_types
-from horovod_runner.data.read.readers import same_name
+from horovod_runner.data.read.readers import twins
 
 
 def without_twins(table: pa.Table) -> pa.Table:
     """A table without columns of the same name; its schema notes why, see `columns.refusing`."""
-    counts = Counter(table.column_names)
-    refused = {name: same_name(name) for name, count in counts.items() if count > 1}
+    refused = twins(table.column_names)
     kept = table.select([at for at, name in enumerate(table.column_names) if name not in refused])
     return kept.replace_schema_metadata(column_types.refusing(kept.schema, refused).metadata)
 
@@ -26,11 +24,10 @@ def pandas_table(dataframe: Any) -> pa.Table:
     Its schema notes why, see `columns.refusing`.
     """
     arrays: dict[str, pa.Array] = {}
-    refused: dict[str, str] = {}
     names = [str(name) for name in dataframe.columns]
+    refused = twins(names)
     for at, name in enumerate(names):
-        if names.count(name) > 1:
-            refused[name] = same_name(name)
+        if name in refused:
             continue
         try:
             arrays[name] = _series(dataframe.iloc[:, at])

@@ -31,14 +31,8 @@ def try_first_rows(
     """Decide the types of inputs and outputs by the first rows, in this process.
 
     If the columns' types alone decide what the model gets, it is tried on zeros first, which takes
-    no Spark job. A stream and an empty DataFrame have no first rows.
-
-    Args:
-        dataframe: whose rows are scored.
-        inputs: makes the model's inputs.
-        outputs: the columns, some of them without a type.
-        call: the model.
-        on_error: with "null" a row that fails is passed over.
+    no Spark job. A stream and an empty DataFrame have no first rows. With on_error="null" a row
+    that fails is passed over.
 
     Raises:
         DataError: the rows cannot become inputs, or there are none to decide by.

@@ -31,18 +31,14 @@ class Inputs:
     """Which columns a model gets, and as what; pickled to Spark's Python workers.
 
     Attributes:
-        options: as for a feed of training.
-        columns: the columns that are read, as their types say, by name.
-        fill_null: values that replace nulls, by column.
-        ragged: lists that are not vectors, even if the first rows have one length.
         settled: whether ``columns`` are decided for good. Otherwise the first rows that a Python
             worker sees decide whether a list is a vector, and how long a vector is.
     """
 
     options: FeedOptions
-    columns: Mapping[str, Column]
-    fill_null: Mapping[str, Any] = field(default_factory=dict)
-    ragged: Sequence[str] = ()
+    columns: Mapping[str, Column]  # that are read, as their types say, by name
+    fill_null: Mapping[str, Any] = field(default_factory=dict)  # what replaces nulls, by column
+    ragged: Sequence[str] = ()  # lists that stay lists, even if the first rows have one length
     settled: bool = False
 
     @classmethod
@@ -95,8 +91,7 @@ class Inputs:
             name: arrow_rows.settle(column, [_present(batch, name)], self.ragged)
             for name, column in self.columns.items()
         }
-        settled = batch.num_rows > 0
-        return replace(self, columns=columns, settled=settled)
+        return replace(self, columns=columns, settled=batch.num_rows > 0)
 
     def rows_at_once(self, batch_size: int) -> int:
         """How many rows are read at a time: some batches of narrow rows, one of wide ones."""

@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 
 from horovod_runner.data.feed.options import FeedOptions
-from horovod_runner.data.pack.nested import column_at
 from horovod_runner.data.scoring import model_file
 from horovod_runner.data.scoring.inputs import Inputs
 from horovod_runner.data.scoring.models.kind import Call, ModelKind
@@ -35,13 +34,7 @@ _MODEL = "model"
 
 
 class ColumnsModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
-    """A model in MLflow's words: a pandas DataFrame with the input columns in, outputs back.
-
-    Args:
-        kind: reads the model's file.
-        inputs: makes the model's inputs.
-        outputs: the columns that it returns, with their types.
-    """
+    """A model in MLflow's words: a pandas DataFrame with the input columns in, outputs back."""
 
     def __init__(self, kind: ModelKind, inputs: Inputs, outputs: Sequence[OutputColumn]) -> None:
         self._kind = kind
@@ -85,16 +78,7 @@ def log_model(
     output: OutputSpec,
     registered_model_name: str | None = None,
 ) -> ModelInfo:
-    """Log a model to the active run of MLflow, or to a new one.
-
-    Args:
-        name: of the model.
-        kind: the kind of the model.
-        model: the model.
-        options: which columns become its inputs, and how.
-        example: some rows, with all columns.
-        output: the columns that it returns.
-        registered_model_name: also register it under this name.
+    """Log a model to the active run of MLflow, or to a new one; ``example`` are some rows.
 
     Returns:
         What MLflow knows of the model; ``model_uri`` is what ``mlflow.pyfunc.load_model``,
@@ -106,8 +90,7 @@ def log_model(
         SerializationError: the model cannot be written to a file.
     """
     inputs = Inputs.of(example.schema, options)
-    columns = [column_at(example, column) for column in inputs.names]
-    batch = pa.RecordBatch.from_arrays(columns, inputs.names)
+    batch = inputs.columns_of(example)
     inputs = inputs.settle(batch)
     path = model_file.keep(kind, model, ())
     outputs = parse_outputs(output)

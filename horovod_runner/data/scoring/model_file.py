@@ -41,19 +41,12 @@ _loading = threading.Lock()
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A model in a file; pickled to Spark's Python workers.
-
-    Attributes:
-        kind: reads it.
-        name: identifies its content; the file's name.
-        data: the content of a small file; otherwise empty.
-        path: the file, where Spark's tasks run on the driver's machine; otherwise empty.
-    """
+    """A model in a file; pickled to Spark's Python workers."""
 
     kind: ModelKind
-    name: str
-    data: bytes = b""
-    path: str = ""
+    name: str  # of the file; identifies its content
+    data: bytes = b""  # of a small file; otherwise empty
+    path: str = ""  # where Spark's tasks run on the driver's machine; otherwise empty
 
     def load(self, device: str) -> Call:
         """The model, loaded once in this process for each device."""
@@ -68,27 +61,20 @@ class ModelFile:
             return _loaded[key]
 
     def _read(self, device: str) -> Call:
-        if not self.data:
-            return self.kind.load(self._found(), device)
-        with temporary_folder("model") as folder:
-            path = Path(folder) / self.name
-            path.write_bytes(self.data)
-            return self.kind.load(path, device)
-
-    def _found(self) -> Path:
+        if self.data:
+            with temporary_folder("model") as folder:
+                path = Path(folder) / self.name
+                path.write_bytes(self.data)
+                return self.kind.load(path, device)
         if self.path:
-            return Path(self.path)
+            return self.kind.load(Path(self.path), device)
         from pyspark import SparkFiles
 
-        return Path(SparkFiles.get(self.name))
+        return self.kind.load(Path(SparkFiles.get(self.name)), device)
 
 
 def keep(kind: ModelKind, model: Any, ship_modules: Sequence[ModuleType]) -> Path:
-    """Write a model to a file of this process, named by its content.
-
-    Raises:
-        SerializationError: it cannot be written.
-    """
+    """Write a model to a file of this process, named by its content."""
     folder = _folder()
     draft = folder / f"part-{uuid4().hex}"
     try:

@@ -49,15 +49,10 @@ _OF_NUMPY: Final = {
 
 @dataclass(frozen=True)
 class OutputType:
-    """Type of one output column.
+    """Type of one output column."""
 
-    Attributes:
-        element: Spark's name of the innermost type.
-        depth: how many arrays are around it: 0 for one value per row.
-    """
-
-    element: str
-    depth: int = 0
+    element: str  # Spark's name of the innermost type
+    depth: int = 0  # how many arrays are around it: 0 for one value per row
 
     @classmethod
     def parse(cls, given: str | DataType) -> OutputType:
@@ -80,11 +75,7 @@ class OutputType:
 
     @classmethod
     def of(cls, values: Any) -> OutputType:
-        """The type of a column for some values; one number per row is no array.
-
-        Raises:
-            PredictionError: no column can hold them.
-        """
+        """The type of a column for some values; one number per row is no array."""
         if not isinstance(values, np.ndarray):
             first = next((value for value in values if value is not None), None)
             if isinstance(first, np.ndarray):
@@ -122,15 +113,7 @@ class OutputType:
         return type_
 
     def to_arrow(self, name: str, values: Any) -> pa.Array:
-        """Convert the rows of one output.
-
-        Args:
-            name: the output's name, for error messages.
-            values: an array of shape (rows, ...), or a list with one entry per row.
-
-        Raises:
-            PredictionError: the values do not fit this type.
-        """
+        """Convert the rows of one output, an array of shape (rows, ...) or a list of rows."""
         if isinstance(values, np.ndarray) and self.depth == 0 and values.shape[1:] == (1,):
             values = values.reshape(len(values))
         try:
@@ -155,15 +138,10 @@ class OutputType:
 
 @dataclass(frozen=True)
 class OutputColumn:
-    """One output column.
+    """One output column."""
 
-    Attributes:
-        name: of the column, and of the model's output where it returns a dict.
-        type: None until a first batch has shown it.
-    """
-
-    name: str
-    type: OutputType | None = None
+    name: str  # also of the model's output, where it returns a dict
+    type: OutputType | None = None  # None until a first batch has shown it
 
 
 def parse_outputs(given: OutputSpec) -> tuple[OutputColumn, ...]:
@@ -193,19 +171,12 @@ def parse_outputs(given: OutputSpec) -> tuple[OutputColumn, ...]:
 
 
 def named(result: Any, outputs: Sequence[OutputColumn], rows: int) -> dict[str, Any]:
-    """The model's results by the names of the outputs.
+    """The model's results for a batch by the names of the outputs.
 
-    Args:
-        result: what the model returned for a batch: an array or tensor, a tuple of them, or a
-            mapping.
-        outputs: what is wanted.
-        rows: rows of the batch.
+    A result is an array or tensor, a tuple of them, or a mapping.
 
     Returns:
         For each output an array of shape (rows, ...), or a list with one entry per row.
-
-    Raises:
-        PredictionError: the model returned other outputs, or another number of rows.
     """
     names = [output.name for output in outputs]
     if isinstance(result, Mapping):
@@ -270,11 +241,7 @@ def _checked(name: str, values: Any, rows: int) -> Any:
 
 
 def check_free(outputs: Sequence[OutputColumn], names: Sequence[str]) -> None:
-    """Check that no output would replace a column.
-
-    Raises:
-        DataError: one would.
-    """
+    """Check that no output would replace a column; raises DataError."""
     for output in outputs:
         if output.name in names:
             raise DataError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_args
@@ -26,11 +27,11 @@ from horovod_runner.data.scoring.outputs import (
     OutputSpec,
     OutputType,
     check_free,
+    named,
     parse_outputs,
 )
-from horovod_runner.data.scoring.scorer import OnError, Scorer, with_postprocess
+from horovod_runner.data.scoring.scorer import OnError, Scorer, compute, with_postprocess
 from horovod_runner.data.scoring.spark_query import ERRORS, lift_limits, with_outputs
-from horovod_runner.data.scoring.table import score_table
 from horovod_runner.data.sources import source_of
 from horovod_runner.errors import DataError
 from horovod_runner.host.gpus import local_device
@@ -193,11 +194,10 @@ def score(
     if not hasattr(rows, "sparkSession"):
         if observation is not None:
             raise ValueError("observation counts the rows of a Spark query: leave it out")
-        call = with_postprocess(_in_memory(kind, model, device), postprocess)
         table = without_twins(rows) if isinstance(rows, pa.Table) else pandas_table(rows)
-        scored = score_table(
-            table, call, options, outputs, fill_null=fill_null, ragged=ragged, on_error=on_error
-        )
+        inputs = Inputs.of(table.schema, options, fill_null, ragged)
+        call = with_postprocess(_in_memory(kind, model, device), postprocess)
+        scored = _score_table(table, call, Scorer(inputs, call, outputs, batch_size, on_error))
         scored_columns = dict(zip((o.name for o in (*outputs, *extra)), scored, strict=False))
         result = _beside(rows, names, scored_columns)
         return result
@@ -221,6 +221,37 @@ def _in_memory(kind: ModelKind, model: Any, device: str | None) -> Call:
         path = Path(folder) / "model"
         kind.write(model, path, ())
         return kind.load(path, device or local_device())
+
+
+def _score_table(table: pa.Table, call: Call, scorer: Scorer) -> list[pa.ChunkedArray]:
+    """The outputs for all rows, as columns; with on_error="null" also the errors."""
+    batches = [scorer.inputs.columns_of(each) for each in table.combine_chunks().to_batches()]
+    if not batches:
+        raise DataError("the table has no rows to score")
+    scorer = replace(scorer, inputs=scorer.inputs.settle(batches[0]))
+    if any(output.type is None for output in scorer.outputs):
+        scorer = replace(scorer, outputs=_typed(batches[0], call, scorer))
+    columns = zip(*scorer.columns(iter(batches)), strict=True)
+    return [pa.chunked_array(list(column)) for column in columns]
+
+
+def _typed(batch: pa.RecordBatch, call: Call, scorer: Scorer) -> list[OutputColumn]:
+    """The outputs with their types, by the first rows without nulls."""
+    inputs = scorer.inputs
+    for name in inputs.names:
+        if name not in inputs.fill_null:
+            batch = batch.filter(batch.column(name).is_valid())
+    first = batch.slice(0, 4)
+    if not first.num_rows:
+        raise DataError(
+            "there are no rows without nulls to decide the types of the outputs by: give them, "
+            "output={'p': 'float'}"
+        )
+    values = named(compute(call, inputs, inputs.arrays(first)), scorer.outputs, first.num_rows)
+    return [
+        OutputColumn(each.name, each.type or OutputType.of(values[each.name]))
+        for each in scorer.outputs
+    ]
 
 
 def _beside(rows: Any, names: Sequence[str], outputs: Mapping[str, pa.ChunkedArray]) -> Any:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from horovod_runner.data.pack.columns import Array
 from horovod_runner.data.scoring.inputs import Inputs
-from horovod_runner.data.scoring.model_file import task_device
+from horovod_runner.data.scoring.model_file import ModelFile, task_device
 from horovod_runner.data.scoring.models.kind import Call
 from horovod_runner.data.scoring.outputs import OutputColumn, OutputType, named
 from horovod_runner.errors import DataError, PredictionError
@@ -20,45 +20,28 @@ OnError: TypeAlias = Literal["raise", "null"]
 _MESSAGE_LENGTH = 500
 
 
-class Loadable(Protocol):
-    """A model in a file, or in memory."""
-
-    def load(self, device: str) -> Call:
-        """What computes the model's outputs, on "cpu" or "cuda:1"."""
-
-
 @dataclass(frozen=True)
 class Scorer:
-    """All that scores rows; pickled to Spark's Python workers.
-
-    Attributes:
-        inputs: makes the model's inputs.
-        model: the model's file.
-        outputs: the columns, with their types.
-        batch_size: the most rows that the model gets at a time.
-        on_error: "raise" fails the task; "null" leaves the outputs of a row that fails empty.
-        device: "cpu" or "cuda:1"; empty for the task's.
-        postprocess: changes what the model returned.
-    """
+    """All that scores rows; pickled to Spark's Python workers."""
 
     inputs: Inputs
-    model: Loadable
-    outputs: Sequence[OutputColumn]
-    batch_size: int
-    on_error: OnError = "raise"
-    device: str = ""
-    postprocess: Callable[[Any], Any] | None = None
+    model: ModelFile | Call
+    outputs: Sequence[OutputColumn]  # with their types
+    batch_size: int  # the most rows that the model gets at a time
+    on_error: OnError = "raise"  # "null" leaves the outputs of a row that fails empty
+    device: str = ""  # "cpu" or "cuda:1"; empty for the task's
+    postprocess: Callable[[Any], Any] | None = None  # changes what the model returned
 
     def columns(self, batches: Iterator[pa.RecordBatch]) -> Iterator[list[pa.Array]]:
-        """Score a partition.
-
-        Args:
-            batches: its rows, with the columns of ``inputs``.
+        """Score a partition, of which record batches have the columns of ``inputs``.
 
         Yields:
             For each record batch the outputs, and with on_error="null" the errors as text.
         """
-        call = with_postprocess(self.model.load(self.device or task_device()), self.postprocess)
+        model = self.model
+        if isinstance(model, ModelFile):
+            model = model.load(self.device or task_device())
+        call = with_postprocess(model, self.postprocess)
         inputs, row = self.inputs, 0
         for batch in batches:
             if not inputs.settled:
@@ -74,18 +57,15 @@ class Scorer:
         """The outputs of a record batch from those of its slices."""
         if not scored:
             types = [type_.arrow for type_ in self.types]
-            return [pa.array([], type_) for type_ in (*types, *self._error_types())]
+            types += [pa.string()] if self.on_error == "null" else []
+            return [pa.array([], type_) for type_ in types]
         if len(scored) == 1:
             return scored[0]
         return [pa.concat_arrays(parts) for parts in zip(*scored, strict=True)]
 
-    def _error_types(self) -> list[pa.DataType]:
-        return [pa.string()] if self.on_error == "null" else []
-
     def _slices(
         self, call: Call, inputs: Inputs, rows: pa.RecordBatch, first: int
     ) -> list[list[pa.Array]]:
-        """The outputs of some rows, batch by batch."""
         size = self.batch_size
         if self.on_error == "null":
             return [
@@ -115,7 +95,6 @@ class Scorer:
         return scored
 
     def _arrays(self, result: Any, rows: int) -> list[pa.Array]:
-        """What a model returned, as columns."""
         values = named(result, self.outputs, rows)
         return [
             type_.to_arrow(output.name, values[output.name])
@@ -178,11 +157,7 @@ def with_postprocess(call: Call, postprocess: Callable[[Any], Any] | None) -> Ca
 
 
 def compute(call: Call, inputs: Inputs, parts: dict[str, Any]) -> Any:
-    """What a model returns for the parts of a batch.
-
-    Raises:
-        PredictionError: it raised an error.
-    """
+    """What a model returns for the parts of a batch."""
     try:
         return call(parts)
     except PredictionError:

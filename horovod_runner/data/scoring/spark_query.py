@@ -13,6 +13,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
@@ -57,16 +58,8 @@ _NARROW: Final = (NumericType, BooleanType, DateType, TimestampType)
 def with_outputs(dataframe: DataFrame, scorer: Scorer, keep: Sequence[str]) -> DataFrame:
     """Score the rows of a DataFrame.
 
-    Args:
-        dataframe: the rows.
-        scorer: scores them.
-        keep: the columns of the DataFrame that are in the result.
-
     Returns:
-        The kept columns, the outputs, and with on_error="null" the column ERRORS.
-
-    Raises:
-        DataError: a kept column cannot travel to Python, or two have one name.
+        The columns to ``keep``, the outputs, and with on_error="null" the column ERRORS.
     """
     added = [
         StructField(output.name, from_arrow_type(type_.arrow))
@@ -90,11 +83,7 @@ def with_outputs(dataframe: DataFrame, scorer: Scorer, keep: Sequence[str]) -> D
 
 
 def lift_limits(spark: SparkSession, framework: Framework) -> None:
-    """Lift a session's limits that may end the query, which is run later; warn of the others.
-
-    Raises:
-        PredictionError: a limit leaves no room for the model's framework.
-    """
+    """Lift a session's limits that may end the query, which is run later; warn of the others."""
     idle = let_idle_workers_live(spark)
     if idle is not None:
         warnings.warn(
@@ -193,12 +182,9 @@ def _by_map(
     schema = StructType([StructField(str(at), field.dataType) for at, field in enumerate(fields)])
     for at, field in enumerate(added, len(names)):
         schema = schema.add(str(at), field.dataType)
-    pickled, width = cloudpickle.dumps(scorer), len(names)
-
-    def score(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from _rows(pickled, places, width, batches)
-
-    scored = map_in_arrow(rows, score, schema)
+    scored = map_in_arrow(
+        rows, partial(_rows, cloudpickle.dumps(scorer), places, len(names)), schema
+    )
     return scored.toDF(*names, *(field.name for field in added))
 
 
@@ -230,8 +216,8 @@ def _joined(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordB
     waiting: list[pa.RecordBatch] = []
     for batch in batches:
         waiting.append(batch)
-        count, size = (sum(sizes) for sizes in zip(*map(_sizes, waiting), strict=True))
-        if count < rows and size < _MOST_BYTES:
+        count = sum(each.num_rows for each in waiting)
+        if count < rows and sum(each.nbytes for each in waiting) < _MOST_BYTES:
             continue
         *others, last = _as_one(waiting)
         # What is left of several begins the next one.
@@ -240,11 +226,6 @@ def _joined(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordB
         yield last.slice(0, last.num_rows - left)
         waiting = [last.slice(last.num_rows - left)] if left else []
     yield from _as_one(waiting)
-
-
-def _sizes(batch: pa.RecordBatch) -> tuple[int, int]:
-    """Rows and bytes of a record batch."""
-    return batch.num_rows, batch.nbytes
 
 
 def _as_one(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:

@@ -12,12 +12,10 @@ from horovod_runner.errors import CheckpointError
 
 
 def restore(checkpoint: Checkpoint, build: Callable[[], Any] | None) -> Any:
-    """The model of a checkpoint.
+    """The model of a checkpoint, whose network ``build`` returns unless it is a Keras model.
 
-    Args:
-        checkpoint: its state is a Keras model, a state dict of torch, a list of Keras weights, or a
-            dict that holds one of these.
-        build: returns the network; None for a checkpoint that is a Keras model.
+    Its state is a Keras model, a state dict of torch, a list of Keras weights, or a dict that holds
+    one of these.
 
     Raises:
         CheckpointError: the checkpoint is damaged, or holds no weights of that network.

@@ -27,15 +27,11 @@ _CLASSES: Final = "classes"
 
 @dataclass(frozen=True)
 class KerasKind:
-    """A model of Keras 3.
+    """A model of Keras 3."""
 
-    Attributes:
-        backend: Keras's backend in the process that made the model.
-        custom_objects: classes and functions of the user's, by the name that Keras saves.
-    """
-
-    backend: str
+    backend: str  # in the process that made the model
     framework: Framework = "tensorflow"
+    # Classes and functions of the user's, by the name that Keras saves.
     custom_objects: tuple[tuple[str, Any], ...] = field(default=(), compare=False)
 
     @classmethod
@@ -75,26 +71,14 @@ class KerasKind:
 
 
 def arranged(parts: Parts, names: Sequence[str]) -> Any:
-    """The inputs of a model: one value, or several, by name if the names are those of its inputs.
-
-    Args:
-        parts: arrays or tensors of shape (rows, ...).
-        names: of the model's inputs, as :func:`input_names` has them.
-    """
+    """The inputs of a model: one value, or several, by name if the model has inputs so called."""
     if len(parts) == 1:
         return next(iter(parts.values()))
     return dict(parts) if set(parts) == set(names) else list(parts.values())
 
 
 def readable(parts: Parts) -> Parts:
-    """Parts that Keras can read: with text and ragged columns, all are tensors of TensorFlow.
-
-    Args:
-        parts: arrays of shape (rows, ...); lists for text and ragged columns.
-
-    Raises:
-        PredictionError: Keras has another backend, which has no such tensors.
-    """
+    """Parts that Keras can read: if text or ragged rows are among them, tensors of TensorFlow."""
     odd = [name for name, value in parts.items() if isinstance(value, list)]
     if not odd:
         return parts
@@ -167,11 +151,7 @@ def _revivable(kind: Any) -> Any:
 
 
 def _keras(backend: str) -> Any:
-    """Keras on a backend.
-
-    Raises:
-        PredictionError: this process has imported it with another one.
-    """
+    """Keras on a backend."""
     if "keras" not in sys.modules:
         before = os.environ.get("KERAS_BACKEND")
         os.environ["KERAS_BACKEND"] = backend

@@ -18,27 +18,17 @@ Call: TypeAlias = Callable[[Parts], Any]
 
 
 class ModelKind(Protocol):
-    """How one kind of model is kept in a file; pickled to Spark's Python workers.
-
-    Attributes:
-        framework: for whom the inputs are made: torch gets images in layout "CHW", and torch and
-            TensorFlow get float32 for float64.
-    """
+    """How one kind of model is kept in a file; pickled to Spark's Python workers."""
 
     @property
     def framework(self) -> Framework:
-        """For whom the inputs are made."""
+        """For whom the inputs are made: torch gets images in layout "CHW", for example."""
 
     def write(self, model: Any, path: Path, ship_modules: Sequence[ModuleType]) -> None:
         """Write a model to a new file."""
 
     def load(self, path: Path, device: str) -> Call:
-        """Read the model, and return what computes its outputs for the parts of a batch.
-
-        Args:
-            path: of the file.
-            device: "cpu", or "cuda:1" for a GPU.
-        """
+        """Read the model onto "cpu" or "cuda:1"; returns what computes the outputs for a batch."""
 
 
 @dataclass(frozen=True)

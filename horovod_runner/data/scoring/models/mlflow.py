@@ -62,8 +62,7 @@ def _alone(parts: Parts) -> Any:
 def load_logged(model: Any) -> Any:
     """Load a logged model: a module of torch, a Keras model, or the folder of another flavour.
 
-    Args:
-        model: its URI, or what ``log_model`` or ``mlflow.pyfunc.load_model`` returned.
+    It is named by its URI, or by what ``log_model`` or ``mlflow.pyfunc.load_model`` returned.
 
     Raises:
         PredictionError: it cannot be loaded.

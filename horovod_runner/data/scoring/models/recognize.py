@@ -12,11 +12,7 @@ from horovod_runner.data.scoring.models.kind import FunctionKind, ModelKind
 
 
 def recognize(model: Any, build: Callable[[], Any] | None) -> tuple[ModelKind, Any]:
-    """The kind of a model, and the model itself.
-
-    Args:
-        model: what the user passed to ``predict``.
-        build: builds the network for a checkpoint's weights.
+    """The kind of what the user passed to ``predict``, and the model itself.
 
     Raises:
         CheckpointError: the checkpoint is damaged, or holds no weights of that network.

@@ -6,6 +6,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -21,11 +22,7 @@ from horovod_runner.data.scoring.models.kind import Call, Parts
 
 @dataclass(frozen=True)
 class TorchKind:
-    """A model of torch.
-
-    Attributes:
-        form: how it is kept in its file.
-    """
+    """A model of torch."""
 
     form: Literal["module", "lightning", "script", "export"]
     framework: Framework = "torch"
@@ -67,25 +64,21 @@ class TorchKind:
             model.eval().requires_grad_(False)
             if device != "cpu":
                 model = model.to(device)
-        return _Call(_caller_of(model, self.form == "lightning"), device)
+        call = caller(model)
+        if self.form == "lightning" and _overrides_predict_step(model):
+            call = partial(_predict_step, model)
+
+        def without_gradients(parts: Parts) -> Any:
+            tensors = {name: as_tensor(value, device) for name, value in parts.items()}
+            with torch.inference_mode():
+                return call(tensors)
+
+        return without_gradients
 
 
 def read_module(path: Path) -> Any:
     """The module in a file of :meth:`TorchKind.write`, on the CPU."""
     return torch.load(path, map_location="cpu", weights_only=False)
-
-
-class _Call:
-    """Computes a model's outputs without gradients."""
-
-    def __init__(self, call: Callable[[dict[str, Any]], Any], device: str) -> None:
-        self._call = call
-        self._device = device
-
-    def __call__(self, parts: Parts) -> Any:
-        tensors = {name: as_tensor(value, self._device) for name, value in parts.items()}
-        with torch.inference_mode():
-            return self._call(tensors)
 
 
 def as_tensor(value: Any, device: str = "cpu") -> Any:
@@ -96,12 +89,6 @@ def as_tensor(value: Any, device: str = "cpu") -> Any:
         value = value.copy()
     tensor = torch.from_numpy(value)
     return tensor if device == "cpu" else tensor.to(device)
-
-
-def _caller_of(model: Any, is_lightning: bool) -> Callable[[dict[str, Any]], Any]:
-    if is_lightning and _overrides_predict_step(model):
-        return lambda parts: model.predict_step(_alone_or_tuple(parts), 0)
-    return caller(model)
 
 
 def caller(model: Any) -> Callable[[dict[str, Any]], Any]:
@@ -123,9 +110,9 @@ def caller(model: Any) -> Callable[[dict[str, Any]], Any]:
     return call
 
 
-def _alone_or_tuple(parts: dict[str, Any]) -> Any:
+def _predict_step(model: Any, parts: dict[str, Any]) -> Any:
     values = tuple(parts.values())
-    return values[0] if len(values) == 1 else values
+    return model.predict_step(values[0] if len(values) == 1 else values, 0)
 
 
 def _overrides_predict_step(model: Any) -> bool:
