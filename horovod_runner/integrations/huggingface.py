@@ -49,7 +49,7 @@ class ReportCallback:
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         if name.startswith("on_"):  # the Trainer's other events
-            return _ignore
+            return lambda *_, **__: None
         raise AttributeError(name)
 
     def on_train_begin(
@@ -135,8 +135,8 @@ def resume_from() -> str | None:
     loaded = load_checkpoint()
     if loaded is None:
         return None
-    path = Path(str(loaded.state)) if isinstance(loaded.state, str | os.PathLike) else None
-    if path is None or not (path / _STATE).is_file():
+    path = loaded.state
+    if not isinstance(path, str | os.PathLike) or not Path(path, _STATE).is_file():
         raise TypeError(
             "the checkpoint was not written by horovod_runner.huggingface.ReportCallback: the "
             "Trainer cannot resume from it. Load it with horovod_runner.load_checkpoint"
@@ -245,10 +245,6 @@ def check_rows(dataset: Any) -> None:
             "divide that part again, so most rows would never be used: pass "
             "to_torch_dataset(..., whole=True)"
         )
-
-
-def _ignore(*_: Any, **__: Any) -> None:
-    pass
 
 
 def _check_complete(folder: Path) -> None:

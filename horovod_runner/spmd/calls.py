@@ -162,7 +162,8 @@ def end() -> None:
         return
     atexit.unregister(_at_exit)
     error = sys.exc_info()[1]
-    if error is not None and not _is_normal_exit(error):
+    is_normal_exit = isinstance(error, SystemExit) and error.code in (None, 0)
+    if error is not None and not is_normal_exit:
         session.fail(error)
         return
     together = False
@@ -179,10 +180,6 @@ def _started(call: str) -> Session:
     if _session is None:
         raise RuntimeError(f"spmd.{call}() requires spmd.start() first")
     return _session
-
-
-def _is_normal_exit(error: BaseException) -> bool:
-    return isinstance(error, SystemExit) and error.code in (None, 0)
 
 
 def _at_exit() -> None:

@@ -119,20 +119,21 @@ class Mesh(Peers):
 
     def exchange(self, outgoing: Iterator[RankBuffer], incoming: Sequence[RankBuffer]) -> None:
         self._calls += 1
-        buffers: dict[int, _Buffers] = defaultdict(_Buffers)
+        unfilled: dict[int, deque[memoryview]] = defaultdict(deque)
         for part in incoming:
-            buffers[part.rank].add(part.data)
+            if part.data.nbytes:
+                unfilled[part.rank].append(part.data)
         frames = _frames(outgoing)
         waiting = next(frames, None)
-        while waiting is not None or not all(buffer.full for buffer in buffers.values()):
+        while waiting is not None or any(unfilled.values()):
             sent = waiting is not None and self._try_send(waiting[0], _DATA, waiting[1])
             if sent:
                 waiting = next(frames, None)
             # Wait 1 ms if the socket was full: it may accept a frame again soon.
             self._receive(0 if sent else 1)
-            for rank, buffer in buffers.items():
+            for rank, buffers in unfilled.items():
                 for frame in self._frames.pop((rank, self._calls), ()):
-                    buffer.fill(frame.buffer)
+                    _fill(buffers, frame.buffer)
         # All ranks finish together: frames of a later call would have to be stored.
         self.allgather(b"")
 
@@ -186,14 +187,14 @@ class Mesh(Peers):
         while not complete():
             self._receive(None)
 
-    def _receive(self, timeout_ms: int | None) -> bool:
-        """Receive one message; returns False if none arrived in time. None waits without limit.
+    def _receive(self, timeout_ms: int | None) -> None:
+        """Receive one message if one arrives in time; None waits without limit.
 
         Raises:
             PeerFailedError: a rank has failed.
         """
         if self.size == 1 or not self._receiving.poll(timeout_ms):
-            return False
+            return
         head_frame, value = self._receiving.recv_multipart(copy=False)
         head = _decode_head(head_frame.buffer)
         if head.kind == _FAILED:
@@ -205,7 +206,6 @@ class Mesh(Peers):
             self._frames[head.rank, head.call].append(value)
         else:
             self._done.add(head.rank)
-        return True
 
 
 def _bound(socket: zmq.Socket[bytes]) -> None:
@@ -220,28 +220,15 @@ def _frames(parts: Iterator[RankBuffer]) -> Iterator[tuple[int, memoryview]]:
             yield part.rank, part.data[start : start + _FRAME_BYTES]
 
 
-class _Buffers:
-    """The buffers for one rank's data, filled in order."""
-
-    def __init__(self) -> None:
-        self._unfilled: deque[memoryview] = deque()
-
-    def add(self, buffer: memoryview) -> None:
-        if buffer.nbytes:
-            self._unfilled.append(buffer)
-
-    @property
-    def full(self) -> bool:
-        return not self._unfilled
-
-    def fill(self, data: memoryview) -> None:
-        while data:
-            buffer = self._unfilled.popleft()
-            size = min(len(buffer), len(data))
-            buffer[:size] = data[:size]
-            data = data[size:]
-            if size < len(buffer):
-                self._unfilled.appendleft(buffer[size:])
+def _fill(unfilled: deque[memoryview], data: memoryview) -> None:
+    """Write data to buffers in order; those that are full are removed."""
+    while data:
+        buffer = unfilled.popleft()
+        size = min(len(buffer), len(data))
+        buffer[:size] = data[:size]
+        data = data[size:]
+        if size < len(buffer):
+            unfilled.appendleft(buffer[size:])
 
 
 class _Keys:

@@ -27,11 +27,9 @@ _CAUSE_SECONDS = 2.0
 
 
 class _Answer(Protocol):
-    """What a rank says of itself before the training starts."""
-
     @property
     def problem(self) -> str:
-        """Why it cannot take part; empty if it can."""
+        """Why the rank cannot take part; empty if it can."""
 
 
 _Value = TypeVar("_Value", bound=_Answer)

@@ -127,11 +127,7 @@ LOOPBACK = Interface("lo", "127.0.0.1", "255.0.0.0")
 
 
 def _common_network(participants: Sequence[Participant]) -> dict[str, Interface]:
-    """Return the interface of each host by which it reaches the other hosts.
-
-    Raises:
-        LaunchError: the hosts have no network in common.
-    """
+    """Return the interface of each host by which it reaches the other hosts."""
     hosts = {participant.host: participant for participant in participants}
     if len(hosts) == 1:
         (only,) = hosts

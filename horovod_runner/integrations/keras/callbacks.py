@@ -128,13 +128,7 @@ class MetricAverageCallback(CollectiveCallback):
         self._averaged = set()
 
     def average_first(self, epoch: int, logs: Any, validated: Validated | None) -> None:
-        """Average before other callbacks see the metrics.
-
-        Args:
-            epoch: as of ``on_epoch_end``.
-            logs: as of ``on_epoch_end``.
-            validated: the validation of this epoch, if its rows are a Shard's.
-        """
+        """Average before other callbacks see the metrics; ``validated`` on a Shard's rows."""
         super().on_epoch_end(epoch, logs)
         self._average(logs, validated)
         self._averaged = set(logs or ())
@@ -164,12 +158,7 @@ class MetricAverageCallback(CollectiveCallback):
 
 
 class _AverageFirst(keras.callbacks.Callback):  # type: ignore[misc]
-    """Stands before all other callbacks, and averages for them.
-
-    Args:
-        average: the callback in the user's list.
-        rows: what a validation counts; None for data that are not a Shard's.
-    """
+    """Stands before all other callbacks, and averages for the one in the user's list."""
 
     def __init__(self, average: MetricAverageCallback, rows: RowsOnce[Any] | None) -> None:
         super().__init__()
