@@ -24,11 +24,7 @@ from horovod_runner.worker.imports.patches import instead_of
 
 
 def patch(elastic: Any) -> None:
-    """Have Horovod's elastic functions use the commits of this run.
-
-    Args:
-        elastic: the module ``horovod.common.elastic``.
-    """
+    """Have the functions of ``horovod.common.elastic`` use the commits of this run."""
     interrupt = elastic.HostsUpdatedInterrupt
 
     @instead_of(elastic, "run_fn")
@@ -39,10 +35,11 @@ def patch(elastic: Any) -> None:
 
         @functools.wraps(func)
         def wrapper(state: Any, *args: Any, **kwargs: Any) -> Any:
-            if context.current() is None:  # a rank that horovodrun started
+            rank = context.current()
+            if rank is None:  # that horovodrun started
                 return horovods(state, *args, **kwargs)
             try:
-                _begin(state)
+                _begin(state, rank)
                 return func(state, *args, **kwargs)
             except interrupt as error:
                 raise RanksChangedError(
@@ -54,10 +51,11 @@ def patch(elastic: Any) -> None:
 
     @instead_of(elastic.State, "commit")
     def commit_state(plain: Any, state: Any) -> None:
-        if context.current() is None:
+        rank = context.current()
+        if rank is None:
             plain(state)
         else:
-            _commit(state, interrupt)
+            _commit(state, rank, interrupt)
 
     @instead_of(elastic.State, "check_host_updates")
     def check_host_updates(plain: Any, state: Any) -> None:
@@ -67,7 +65,7 @@ def patch(elastic: Any) -> None:
         # One rank of each host looks. It keeps what was done since the last commit, as Horovod
         # does. The other ranks of the host notice that it is gone.
         elif rank.local_rank == 0 and is_leaving():
-            _commit(state, interrupt)
+            _commit(state, rank, interrupt)
 
 
 class _States:
@@ -112,10 +110,8 @@ class _States:
 _states = _States()
 
 
-def _begin(state: Any) -> None:
+def _begin(state: Any, rank: context.RankContext) -> None:
     """Bring a state to where the training goes on, the same on all ranks."""
-    rank = context.current()
-    assert rank is not None  # noqa: S101 - the caller has checked it
     if rank.commits:
         _states.load()
         saved = _states.saved.get(_states.number(state))
@@ -132,15 +128,8 @@ def _begin(state: Any) -> None:
     state.sync()
 
 
-def _commit(state: Any, interrupt: Any) -> None:
-    """Save a state, and keep it in the memory of each host.
-
-    Args:
-        state: Horovod's.
-        interrupt: ``HostsUpdatedInterrupt``, which is raised if the ranks change.
-    """
-    rank = context.current()
-    assert rank is not None  # noqa: S101 - the caller has checked it
+def _commit(state: Any, rank: context.RankContext, interrupt: Any) -> None:
+    """Save a state, and keep it in the memory of each host; ``interrupt`` if the ranks change."""
     before = dict(vars(state))
     state.save()
     if not rank.commits:

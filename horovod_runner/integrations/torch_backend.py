@@ -94,10 +94,7 @@ def register(c10d: Any = None) -> None:
 def patch_accelerate(state: Any) -> None:
     """Make Accelerate, and with it the Trainer, take the default backend on CPUs.
 
-    It asks for gloo by name, and refuses other names.
-
-    Args:
-        state: the module accelerate.state.
+    It asks for gloo by name, and refuses other names. Called with the module accelerate.state.
     """
 
     @instead_of(state.PartialState, "_prepare_backend")
@@ -205,11 +202,7 @@ def _seconds(timeout: Any) -> float:
 def _meet(
     store: Any, *, rank: int, size: int, timeout: timedelta, own: int, barrier: bool = False
 ) -> list[int]:
-    """Wait, asleep, for all ranks of a group; returns their ranks in MPI's world.
-
-    Raises:
-        torch.distributed.DistBackendError: ranks are missing after ``timeout``.
-    """
+    """Wait, asleep, for all ranks of a group; returns their ranks in MPI's world."""
     from torch.distributed import DistBackendError
 
     keys = [f"mpi_rank_{other}" for other in range(size)]

@@ -191,12 +191,7 @@ def _at_exit() -> None:
 
 
 def tell_of_exit(session: Session, error: BaseException | None) -> None:
-    """Tell the other ranks why this process exits, and print what they know of it.
-
-    Args:
-        session: the training that this rank leaves.
-        error: the exception that nobody has caught; None without one.
-    """
+    """Tell the other ranks why this process exits, and print what they know of it."""
     if error is None:
         error = RuntimeError("the process exited (sys.exit, or the end of main) before spmd.end()")
     shown = len(getattr(error, "__notes__", ()))  # with the traceback, which Python has printed

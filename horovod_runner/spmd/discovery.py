@@ -69,11 +69,7 @@ def _is_cuda_build(framework: Framework) -> bool:
 
 
 def find(this: Participant, comm: Any = None) -> Peers:
-    """Connect to the ranks that this process was started with.
-
-    Args:
-        this: this process; its rank is not known yet.
-        comm: an mpi4py communicator to use; None detects what started the program.
+    """Connect to the ranks of an mpi4py communicator, or those that this process started with.
 
     Raises:
         LaunchError: there are other ranks, and they cannot be reached.

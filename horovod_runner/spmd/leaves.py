@@ -98,11 +98,7 @@ class Serialized(_Rows):
         raise NotImplementedError
 
     def compare(self, one: Any, other: Any) -> None:
-        """Check that two pieces can be joined.
-
-        Raises:
-            ValueError: they cannot be joined.
-        """
+        """Raise ValueError if two pieces cannot be joined."""
         raise NotImplementedError
 
 
@@ -195,17 +191,10 @@ def _fields(table: Any) -> str:
 
 
 def flatten(data: Any, path: str = "data") -> Iterator[tuple[str, Leaf]]:
-    """Split a structure into its arrays and tables.
-
-    Args:
-        data: arrays and tables, or dicts, tuples and lists of them.
-        path: the name of ``data`` in error messages.
-
-    Yields:
-        (path, leaf) pairs.
+    """Split dicts, tuples and lists into their arrays and tables, each with its path.
 
     Raises:
-        TypeError: the structure contains something else; the text says what and where.
+        TypeError: they contain something else; the text says what and where.
     """
     if isinstance(data, dict):
         for key, value in data.items():

@@ -188,11 +188,7 @@ class Mesh(Peers):
             self._receive(None)
 
     def _receive(self, timeout_ms: int | None) -> None:
-        """Receive one message if one arrives in time; None waits without limit.
-
-        Raises:
-            PeerFailedError: a rank has failed.
-        """
+        """Receive one message if one arrives in time; None waits without limit."""
         if self.size == 1 or not self._receiving.poll(timeout_ms):
             return
         head_frame, value = self._receiving.recv_multipart(copy=False)

@@ -84,11 +84,7 @@ class MpiPeers(Peers):
             time.sleep(_MAX_SLEEP_SECONDS / 10)
 
     def _wait(self, requests: list[Any], *, idle: bool = True) -> None:
-        """Wait until all requests are complete; with ``idle``, sleep between tests.
-
-        Raises:
-            PeerFailedError: another rank failed.
-        """
+        """Wait until all requests are complete; with ``idle``, sleep between tests."""
         tests, pause = 0, _MIN_SLEEP_SECONDS
         while not self._mpi.Request.Testall(requests):
             tests += 1

@@ -70,12 +70,7 @@ def shares(rows: int, parts: int) -> list[tuple[int, int]]:
 
 
 def moves(rows: Sequence[int], targets: Sequence[int]) -> list[Move]:
-    """Plan which rows go where.
-
-    Args:
-        rows: the number of rows of each rank.
-        targets: the ranks that train, in the order of their shares.
-    """
+    """Plan which rows of each rank go to which target; targets in the order of their shares."""
     plan = []
     starts = list(accumulate(rows, initial=0))[:-1]
     for target, (begin, end) in zip(targets, shares(sum(rows), len(targets)), strict=True):
@@ -87,16 +82,7 @@ def moves(rows: Sequence[int], targets: Sequence[int]) -> list[Move]:
 
 
 def redistribute(data: Any, peers: Peers, targets: Sequence[int]) -> Any:
-    """Do what :func:`horovod_runner.spmd.prepare_data` says.
-
-    Args:
-        data: this rank's data.
-        peers: all ranks of the program.
-        targets: the ranks that train, in the order of their shares.
-
-    Raises:
-        DataError: the data of the ranks do not fit together. All ranks raise it.
-    """
+    """Do what :func:`horovod_runner.spmd.prepare_data` says, with shares for ``targets``."""
     leaves: list[tuple[str, Leaf]] = []
     try:
         leaves = list(flatten(data))

@@ -74,11 +74,7 @@ class Session:
         return self.trainers[0].device is not None
 
     def gather(self, value: _Value, decode: Callable[[bytes], _Value]) -> list[_Value]:
-        """Exchange a value; returns those of all ranks.
-
-        Args:
-            value: a msgspec struct.
-            decode: makes such a struct of MessagePack.
+        """Exchange a msgspec struct; returns those of all ranks.
 
         Raises:
             LaunchError: a rank has a problem. All ranks raise it.
@@ -116,11 +112,7 @@ class Session:
             raise peer_error(cause)
 
     def close(self, *, together: bool) -> None:
-        """Stop Horovod, restore the environment, and disconnect from the other ranks.
-
-        Args:
-            together: whether all ranks do so now, and none has failed.
-        """
+        """Stop Horovod, restore the environment, and disconnect; ``together``: see Peers.close."""
         if self.horovod is not None:
             self.horovod.shutdown()
         if self.rendezvous is not None:

@@ -182,9 +182,5 @@ def _with_address(participant: Participant, address: str) -> Interface | None:
 
 
 def address_towards(this: Participant, other: Participant) -> str:
-    """Return the address by which a rank reaches another one.
-
-    Raises:
-        LaunchError: their hosts have no network in common.
-    """
+    """Return the address by which a rank reaches another one."""
     return _common_network([other, this])[other.host].address

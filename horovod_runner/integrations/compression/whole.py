@@ -21,14 +21,7 @@ class WholeGradients:
     name = ""
 
     def begin(self, name: str, gradient: Any, process_set: Any, prefix: str) -> None:
-        """Begin to reduce a gradient, if that is of use before all others are there.
-
-        Args:
-            name: of the parameter.
-            gradient: as in :meth:`reduce`.
-            process_set: the ranks that reduce.
-            prefix: of the names of the collectives, the same on all ranks.
-        """
+        """Begin to reduce a gradient, if that is of use before all others are there."""
 
     def scaled_by(self, scaler: Any, *, is_reduced: bool) -> None:
         """Note which ``GradScaler`` has scaled the losses; it may change the scale after each step.
@@ -57,11 +50,7 @@ class WholeGradients:
 
     @classmethod
     def compress(cls, tensor: Any) -> Any:
-        """Refuse single tensors.
-
-        Raises:
-            ValueError: always; says where this compression works.
-        """
+        """Refuse single tensors."""
         raise ValueError(
             f"Compression.{cls.name} compresses all gradients of an optimizer together: it works "
             "only as hvd.DistributedOptimizer(..., compression=...). For a single tensor use "
@@ -91,11 +80,7 @@ class _Later:
         return result
 
     def gradient(self, name: str) -> Any:
-        """The gradient of this rank, dense.
-
-        Raises:
-            ValueError: it cannot be compressed.
-        """
+        """The gradient of this rank, dense."""
         gradient = self._parameter.grad
         kind = self._optimizer._compression.name
         if gradient.is_sparse:

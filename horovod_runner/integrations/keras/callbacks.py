@@ -69,11 +69,7 @@ class BroadcastGlobalVariablesCallback(CollectiveCallback):
             self.register_local_var(variable)
 
     def register_local_var(self, variable: Any) -> None:
-        """Let a variable keep its value on each rank.
-
-        Args:
-            variable: a variable of the model or of its optimizer.
-        """
+        """Let a variable of the model or of its optimizer keep its value on each rank."""
         self._local.append(id(variable))
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -178,9 +174,7 @@ class _AverageFirst(keras.callbacks.Callback):  # type: ignore[misc]
 def averaged_first(callbacks: Any, rows: RowsOnce[Any] | None) -> Any:
     """The callbacks of a ``fit``, with metrics averaged before the first of them.
 
-    Args:
-        callbacks: as given to ``fit``.
-        rows: what the validation counts; None for data that are not a Shard's.
+    ``rows`` is what the validation counts; None for data that are not a Shard's.
     """
     is_list = isinstance(callbacks, keras.callbacks.CallbackList)
     each = callbacks.callbacks if is_list else keras.tree.flatten(callbacks or [])

@@ -108,16 +108,7 @@ def _count(flags: Any, name: str, how: Reduction) -> Any:
 
 
 def differentiate(loss: Any, variables: Sequence[Any], tape: Any = None) -> list[Any]:
-    """Return the gradients of a loss.
-
-    Args:
-        loss: a tensor that ``tape`` has recorded, or a function that returns the loss.
-        variables: Keras's or TensorFlow's variables.
-        tape: a GradientTape; None makes one for the function.
-
-    Raises:
-        ValueError: there is no tape, and ``loss`` is not a function.
-    """
+    """Return the gradients of a loss; see :meth:`Distributed.compute_gradients`."""
     if tape is None and not callable(loss):
         raise ValueError("compute_gradients of a tensor needs its tape: pass tape=, or a function")
     recorder = tf.GradientTape() if tape is None else tape
