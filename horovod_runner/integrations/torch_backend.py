@@ -72,8 +72,7 @@ def register(c10d: Any = None) -> None:
         if c10d._rank_not_in_group(group) or _name_of(c10d, group) != NAME:
             plain(group, timeout, wait_all_ranks)
         else:
-            seconds = _seconds(timeout or c10d.default_pg_timeout)
-            _monitored_barrier(c10d, group, timedelta(seconds=seconds))
+            _monitored_barrier(c10d, group, _timeout(timeout or c10d.default_pg_timeout))
 
     @instead_of(c10d, "destroy_process_group")
     def destroy_process_group(plain: Any, group: Any = None) -> None:
@@ -166,7 +165,7 @@ def _make_group(c10d: Any, options: Any, _: Any) -> Any:
         )
     library = import_module(_LIBRARY)
     own = library.mpi_rank()
-    timeout = timedelta(seconds=_seconds(options.timeout))
+    timeout = _timeout(options.timeout)
     rank, size = options.group_rank, options.group_size
     ranks = _meet(options.store, rank=rank, size=size, timeout=timeout, own=own)
     tag = zlib.crc32(str(options.group_id).encode()) % _LARGEST_TAG
@@ -188,15 +187,15 @@ def _gloo_group(c10d: Any, options: Any) -> Any:
         options.store,
         options.group_rank,
         options.group_size,
-        timeout=timedelta(seconds=_seconds(options.timeout)),
+        timeout=_timeout(options.timeout),
     )
     group._set_sequence_number_for_group()
     return group
 
 
-def _seconds(timeout: Any) -> float:
+def _timeout(timeout: Any) -> timedelta:
     """A timeout of torch, which its versions pass as a timedelta or in seconds."""
-    return float(timeout.total_seconds() if isinstance(timeout, timedelta) else timeout)
+    return timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
 
 
 def _meet(

@@ -11,8 +11,7 @@ import msgspec
 from horovod_runner.errors import HorovodRunnerError, RankFailedError
 from horovod_runner.spmd import discovery
 from horovod_runner.spmd.horovod_start import start_horovod
-from horovod_runner.spmd.peers import PeerFailedError
-from horovod_runner.spmd.session import Framework, Session, peer_error
+from horovod_runner.spmd.session import Framework, Session
 from horovod_runner.spmd.trainers import choose_trainers, decode_participant
 
 _session: Session | None = None
@@ -75,9 +74,9 @@ def start(framework: Framework, *, ranks_per_host: int | None = None, comm: Any 
         start_horovod(session, framework)
         # No rank may leave before all have met: hvd.init() returns only when all have called it.
         session.peers.allgather(b"")
-    except PeerFailedError as error:
+    except RankFailedError:
         session.close(together=False)
-        raise peer_error(error.failure) from None
+        raise
     except HorovodRunnerError:  # raised on all ranks
         session.close(together=True)
         raise
@@ -112,11 +111,8 @@ def prepare_data(data: Any) -> Any:
     session = _started("prepare_data")
     from horovod_runner.spmd.redistribute import redistribute
 
-    try:
-        targets = [trainer.rank for trainer in session.trainers]
-        return redistribute(data, session.peers, targets)
-    except PeerFailedError as error:
-        raise peer_error(error.failure) from None
+    targets = [trainer.rank for trainer in session.trainers]
+    return redistribute(data, session.peers, targets)
 
 
 def rank() -> int:
@@ -170,8 +166,6 @@ def end() -> None:
     try:
         session.peers.finish()
         together = True
-    except PeerFailedError as failed:
-        raise peer_error(failed.failure) from None
     finally:
         session.close(together=together)
 

@@ -20,8 +20,9 @@ from typing import Any, Final
 import msgspec
 import zmq
 
+from horovod_runner.errors import RankFailedError
 from horovod_runner.spmd.meeting import Meeting
-from horovod_runner.spmd.peers import PeerFailedError, Peers, RankBuffer
+from horovod_runner.spmd.peers import Peers, RankBuffer, peer_error
 from horovod_runner.spmd.trainers import Participant, address_towards
 from horovod_runner.wire.transport import guarded_socket
 
@@ -74,7 +75,7 @@ class Mesh(Peers):
         self._values: dict[tuple[int, int], bytes] = {}
         self._frames: dict[tuple[int, int], list[zmq.Frame]] = defaultdict(list)
         self._done: set[int] = set()
-        self._failure: bytes | None = None
+        self._failure: RankFailedError | None = None
         self._context = zmq.Context()
         self._sending: dict[int, zmq.Socket[bytes]] = {}
         if self.size == 1:
@@ -150,14 +151,13 @@ class Mesh(Peers):
             with suppress(zmq.Again):  # the other rank is gone
                 socket.send_multipart([head, failure])
 
-    def failure(self, seconds: float) -> bytes | None:
-        if self._failure is None and self.size > 1:
-            try:
-                deadline = time.monotonic() + seconds
-                while (remaining := deadline - time.monotonic()) > 0:
-                    self._receive(math.ceil(remaining * 1000))
-            except PeerFailedError as error:
-                return error.failure
+    def failure(self, seconds: float) -> RankFailedError | None:
+        if self.size == 1:
+            return None
+        deadline = time.monotonic() + seconds
+        with suppress(RankFailedError):
+            while self._failure is None and (remaining := deadline - time.monotonic()) > 0:
+                self._receive(math.ceil(remaining * 1000))
         return self._failure
 
     def subset(self, ranks: Sequence[int]) -> Any:
@@ -189,13 +189,13 @@ class Mesh(Peers):
 
     def _receive(self, timeout_ms: int | None) -> None:
         """Receive one message if one arrives in time; None waits without limit."""
-        if self.size == 1 or not self._receiving.poll(timeout_ms):
+        if not self._receiving.poll(timeout_ms):
             return
         head_frame, value = self._receiving.recv_multipart(copy=False)
         head = _decode_head(head_frame.buffer)
         if head.kind == _FAILED:
-            self._failure = value.bytes
-            raise PeerFailedError(self._failure)
+            self._failure = peer_error(value.bytes)
+            raise self._failure
         if head.kind == _VALUE:
             self._values[head.rank, head.call] = value.bytes
         elif head.kind == _DATA:

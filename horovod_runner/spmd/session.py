@@ -8,12 +8,12 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import msgspec
 
 from horovod_runner.errors import LaunchError, RankFailedError, is_secondary
-from horovod_runner.spmd.peers import Peers
+from horovod_runner.spmd.peers import Failure, Peers
 from horovod_runner.spmd.trainers import Trainer
 from horovod_runner.worker import context
 from horovod_runner.worker import old_keras as notes
@@ -33,18 +33,6 @@ class _Answer(Protocol):
 
 
 _Value = TypeVar("_Value", bound=_Answer)
-
-
-class _Failure(msgspec.Struct, frozen=True):
-    """What a failed rank sends to the others."""
-
-    rank: int
-    hostname: str
-    pid: int
-    text: str
-
-
-_decode_failure: Final = msgspec.msgpack.Decoder(_Failure).decode
 
 
 @dataclass
@@ -105,11 +93,11 @@ class Session:
         if cause is None and not isinstance(error, RankFailedError):  # all ranks know of that one
             _add_note(error)
             text = "".join(traceback.format_exception(error)).strip()
-            failure = _Failure(self.peers.rank, socket.gethostname(), os.getpid(), text)
+            failure = Failure(self.peers.rank, socket.gethostname(), os.getpid(), text)
             self.peers.fail(msgspec.msgpack.encode(failure))
         self.close(together=False)
         if cause is not None:
-            raise peer_error(cause)
+            raise cause
 
     def close(self, *, together: bool) -> None:
         """Stop Horovod, restore the environment, and disconnect; ``together``: see Peers.close."""
@@ -130,14 +118,3 @@ def _add_note(error: BaseException) -> None:
     if context.current() is None:  # otherwise the rank adds it
         with suppress(Exception):  # the error itself matters more
             notes.add_note(error, notes.BY_PROGRAM)
-
-
-def peer_error(failure: bytes) -> RankFailedError:
-    """Return the error to raise here for another rank's failure."""
-    failed = _decode_failure(failure)
-    return RankFailedError(
-        f"rank {failed.rank} of the program, on {failed.hostname}, failed:\n{failed.text}",
-        rank=failed.rank,
-        host=failed.hostname,
-        pid=failed.pid,
-    )
