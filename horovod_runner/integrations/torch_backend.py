@@ -152,9 +152,12 @@ def _missing() -> str:
 
 
 def _make_group(c10d: Any, options: Any, _: Any) -> Any:
+    rank, size, timeout = options.group_rank, options.group_size, _timeout(options.timeout)
     if missing := _missing():
         _say_gloo(missing)
-        return _gloo_group(c10d, options)
+        group = c10d.ProcessGroupGloo(options.store, rank, size, timeout=timeout)
+        group._set_sequence_number_for_group()
+        return group
     if broken := fault():
         import torch
 
@@ -165,8 +168,6 @@ def _make_group(c10d: Any, options: Any, _: Any) -> Any:
         )
     library = import_module(_LIBRARY)
     own = library.mpi_rank()
-    timeout = _timeout(options.timeout)
-    rank, size = options.group_rank, options.group_size
     ranks = _meet(options.store, rank=rank, size=size, timeout=timeout, own=own)
     tag = zlib.crc32(str(options.group_id).encode()) % _LARGEST_TAG
     _leave_at_exit(c10d)
@@ -180,17 +181,6 @@ def _say_gloo(missing: str) -> None:
             f'HorovodRunner: torch.distributed\'s backend "{NAME}" is gloo in this run, because '
             f"{missing}. See docs/howto/torch_distributed.md"
         )
-
-
-def _gloo_group(c10d: Any, options: Any) -> Any:
-    group = c10d.ProcessGroupGloo(
-        options.store,
-        options.group_rank,
-        options.group_size,
-        timeout=_timeout(options.timeout),
-    )
-    group._set_sequence_number_for_group()
-    return group
 
 
 def _timeout(timeout: Any) -> timedelta:

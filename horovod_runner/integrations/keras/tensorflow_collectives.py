@@ -223,11 +223,12 @@ def _reduce(
     gradients: Sequence[Any], same: Any, name: str, how: Reduction, groups: Groups
 ) -> list[Any]:
     sparse = [isinstance(gradient, tf.IndexedSlices) for gradient in gradients]
-    if same is None or how.sparse_as_dense or not any(sparse):
+
+    def reduce_unchanged() -> list[Any]:
         return _reduce_as_they_are(gradients, name, how, groups)
 
-    def reduce_sparse() -> list[Any]:
-        return _reduce_as_they_are(gradients, name, how, groups)
+    if same is None or how.sparse_as_dense or not any(sparse):
+        return reduce_unchanged()
 
     def reduce_dense() -> list[Any]:
         reduced = _reduce_as_they_are(gradients, name, replace(how, sparse_as_dense=True), groups)
@@ -236,7 +237,7 @@ def _reduce(
             for tensor, gradient, was_sparse in zip(reduced, gradients, sparse, strict=True)
         ]
 
-    return list(tf.cond(same, reduce_sparse, reduce_dense))
+    return list(tf.cond(same, reduce_unchanged, reduce_dense))
 
 
 def _slices_of_all(tensor: Any, like: Any) -> Any:
@@ -251,16 +252,13 @@ def _reduce_as_they_are(
     reduced = list(gradients)
     dense = []
     for index, gradient in enumerate(gradients):
-        if not isinstance(gradient, tf.IndexedSlices):
-            dense.append(index)
-        elif how.sparse_as_dense:
-            reduced[index] = tf.convert_to_tensor(gradient)
+        if how.sparse_as_dense or not isinstance(gradient, tf.IndexedSlices):
             dense.append(index)
         else:
             with tf.device(how.device_sparse):
                 reduced[index] = _reduce_sparse(gradient, f"{name}.{index}", how)
+    tensors = [tf.convert_to_tensor(gradients[index]) for index in dense]
     with tf.device(how.device_dense):
-        tensors = [reduced[index] for index in dense]
         sums = _reduce_dense(tensors, dense, name, how, groups)
         for index, tensor in zip(dense, sums, strict=True):
             reduced[index] = tensor
