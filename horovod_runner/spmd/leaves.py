@@ -33,10 +33,7 @@ class Array(_Rows):
         return pickle.dumps((self.data.dtype, self.data.shape[1:]))
 
     def conform(self, others: Sequence[bytes]) -> Array:
-        """Return this leaf in the type that all ranks have in common.
-
-        Args:
-            others: the different schemas of the ranks that have rows; at least one.
+        """Return this leaf in the type that all ranks have in common; ``others`` have rows.
 
         Raises:
             ValueError: the schemas differ; the text says how.

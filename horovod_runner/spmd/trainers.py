@@ -74,14 +74,7 @@ class Trainer(NamedTuple):
 def choose_trainers(
     participants: Sequence[Participant], ranks_per_host: int | None = None
 ) -> list[Trainer]:
-    """Choose the ranks that train.
-
-    Args:
-        participants: all ranks of the program.
-        ranks_per_host: the maximum number of ranks that train on each host; None sets no limit.
-
-    Returns:
-        The trainers in the order of their Horovod ranks.
+    """Choose the ranks that train, in the order of their Horovod ranks.
 
     Raises:
         LaunchError: the hosts have no network in common.

@@ -28,13 +28,8 @@ def reduce_gradients(
 ) -> list[Any]:
     """Reduce gradients over the ranks: dense tensors and IndexedSlices.
 
-    Args:
-        gradients: the gradients of this rank.
-        name: the name of the reductions.
-        how: the settings.
-        groups: the positions of the gradients of each group; None: each is reduced separately.
-        alike: see :class:`~horovod_runner.integrations.keras.reduction.Completed`; where it is
-            false, IndexedSlices are sent as dense tensors. None: they are alike.
+    ``groups`` has the positions of the gradients of each group; None reduces each separately. Where
+    ``alike`` of :class:`Completed` is false, IndexedSlices are sent as dense tensors.
     """
     if tf.executing_eagerly():
         return list(_in_graph(_reduce, name, how, groups)(list(gradients), alike))
