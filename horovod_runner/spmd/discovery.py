@@ -69,7 +69,7 @@ def _is_cuda_build(framework: Framework) -> bool:
 
 
 def find(this: Participant, comm: Any = None) -> Peers:
-    """Connect to the ranks of an mpi4py communicator, or those that this process started with.
+    """Connect to the ranks of an mpi4py communicator, or those that were started with this one.
 
     Raises:
         LaunchError: there are other ranks, and they cannot be reached.
