@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from horovod_runner.host.network import address_of
 from horovod_runner.wire.collectives import SmallCollectives, connected, connected_library
 from horovod_runner.worker import context
 from horovod_runner.worker.agreement import agree
@@ -78,7 +79,7 @@ def lightgbm_ranks() -> dict[str, Any]:
     if rank is None or rank.size == 1:
         return {}
     _stop_together()
-    address = _own_address()
+    address = address_of(os.environ["GLOO_SOCKET_IFNAME"])
     with socket.socket() as free:
         free.bind((address, 0))
         port = free.getsockname()[1]
@@ -123,14 +124,6 @@ def _means_over_ranks(env: Any) -> list[Any]:
         values = (*each[:2], float(mean), *each[3:])
         changed.append(values if type(each) is tuple else type(each)(*values))
     return changed
-
-
-def _own_address() -> str:
-    """The IPv4 address by which the other ranks reach this one."""
-    import psutil
-
-    interface = psutil.net_if_addrs()[os.environ["GLOO_SOCKET_IFNAME"]]
-    return next(str(each.address) for each in interface if each.family == socket.AF_INET)
 
 
 def _connected() -> SmallCollectives:

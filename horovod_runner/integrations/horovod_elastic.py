@@ -20,26 +20,26 @@ from horovod_runner.checkpoints.snapshot import PLAIN
 from horovod_runner.errors import CheckpointError, RanksChangedError
 from horovod_runner.worker import context
 from horovod_runner.worker.api import STATES, commit, is_leaving, load_commit, log_to_driver
+from horovod_runner.worker.imports.patches import instead_of
 
 
 def patch(elastic: Any) -> None:
-    """Have Horovod's elastic functions use the commits of this run.
-
-    Args:
-        elastic: the module ``horovod.common.elastic``.
-    """
-    original = elastic.run_fn
+    """Have the functions of ``horovod.common.elastic`` use the commits of this run."""
     interrupt = elastic.HostsUpdatedInterrupt
 
-    def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[..., Any]:
-        horovods = original(func, reset)
+    @instead_of(elastic, "run_fn")
+    def run_fn(
+        plain: Any, func: Callable[..., Any], reset: Callable[[], None]
+    ) -> Callable[..., Any]:
+        horovods = plain(func, reset)
 
         @functools.wraps(func)
         def wrapper(state: Any, *args: Any, **kwargs: Any) -> Any:
-            if context.current() is None:  # a rank that horovodrun started
+            rank = context.current()
+            if rank is None:  # that horovodrun started
                 return horovods(state, *args, **kwargs)
             try:
-                _begin(state)
+                _begin(state, rank)
                 return func(state, *args, **kwargs)
             except interrupt as error:
                 raise RanksChangedError(
@@ -49,25 +49,23 @@ def patch(elastic: Any) -> None:
 
         return wrapper
 
-    def commit_state(state: Any) -> None:
-        if context.current() is None:
-            originals[0](state)
-        else:
-            _commit(state, interrupt)
-
-    def check_host_updates(state: Any) -> None:
+    @instead_of(elastic.State, "commit")
+    def commit_state(plain: Any, state: Any) -> None:
         rank = context.current()
         if rank is None:
-            originals[1](state)
+            plain(state)
+        else:
+            _commit(state, rank, interrupt)
+
+    @instead_of(elastic.State, "check_host_updates")
+    def check_host_updates(plain: Any, state: Any) -> None:
+        rank = context.current()
+        if rank is None:
+            plain(state)
         # One rank of each host looks. It keeps what was done since the last commit, as Horovod
         # does. The other ranks of the host notice that it is gone.
         elif rank.local_rank == 0 and is_leaving():
-            _commit(state, interrupt)
-
-    originals = elastic.State.commit, elastic.State.check_host_updates
-    elastic.run_fn = run_fn
-    elastic.State.commit = functools.wraps(originals[0])(commit_state)
-    elastic.State.check_host_updates = functools.wraps(originals[1])(check_host_updates)
+            _commit(state, rank, interrupt)
 
 
 class _States:
@@ -112,10 +110,8 @@ class _States:
 _states = _States()
 
 
-def _begin(state: Any) -> None:
+def _begin(state: Any, rank: context.RankContext) -> None:
     """Bring a state to where the training goes on, the same on all ranks."""
-    rank = context.current()
-    assert rank is not None  # noqa: S101 - the caller has checked it
     if rank.commits:
         _states.load()
         saved = _states.saved.get(_states.number(state))
@@ -132,15 +128,8 @@ def _begin(state: Any) -> None:
     state.sync()
 
 
-def _commit(state: Any, interrupt: Any) -> None:
-    """Save a state, and keep it in the memory of each host.
-
-    Args:
-        state: Horovod's.
-        interrupt: ``HostsUpdatedInterrupt``, which is raised if the ranks change.
-    """
-    rank = context.current()
-    assert rank is not None  # noqa: S101 - the caller has checked it
+def _commit(state: Any, rank: context.RankContext, interrupt: Any) -> None:
+    """Save a state, and keep it in the memory of each host; ``interrupt`` if the ranks change."""
     before = dict(vars(state))
     state.save()
     if not rank.commits:
@@ -165,12 +154,7 @@ def _places(state: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _saved(state: Any, before: MutableMapping[str, Any]) -> dict[str, list[Any]]:
-    """What ``save`` has kept: path -> value, or a pickle of it.
-
-    Args:
-        state: the state.
-        before: its attributes before ``save``.
-    """
+    """What ``save`` has kept: path -> value, or a pickle of it; ``before``: attributes before."""
     found: dict[str, list[Any]] = {}
     for place, owner in _places(state):
         for name, value in vars(owner).items():
@@ -219,9 +203,7 @@ def _packed(value: Any, *, own: bool = False) -> list[Any]:
 def _is_plain(value: Any, own: bool) -> bool:
     """Whether a commit can store a value as it is, and gives it back with the same types.
 
-    Args:
-        value: what ``save`` has kept.
-        own: whether it is an attribute of the user's. A state dict may come back on the CPU.
+    ``own``: it is an attribute of the user's. A state dict may come back on the CPU.
     """
     kind = type(value)
     if kind in PLAIN:
@@ -234,7 +216,6 @@ def _is_plain(value: Any, own: bool) -> bool:
 
 
 def _is_plain_array(value: Any, own: bool) -> bool:
-    """The same for an array or a tensor."""
     kind = type(value)
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None and (kind is numpy.ndarray or isinstance(value, numpy.generic)):

@@ -42,6 +42,11 @@ class ReportCallback:
 
     At the start of the training it checks that the Trainer has connected the ranks and divides the
     rows among them, and at an evaluation that it divides those rows, too.
+
+    Raises:
+        CheckpointError: at a checkpoint: each host has only a part of it, or it is gone already.
+        DataError: the rows are one rank's part already.
+        ValueError: the Trainer has not connected the ranks.
     """
 
     def __init__(self) -> None:
@@ -49,18 +54,13 @@ class ReportCallback:
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         if name.startswith("on_"):  # the Trainer's other events
-            return _ignore
+            return lambda *_, **__: None
         raise AttributeError(name)
 
     def on_train_begin(
         self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **others: Any
     ) -> None:
-        """Check that the Trainer trains on all ranks, and on all rows.
-
-        Raises:
-            DataError: the rows are one rank's part already.
-            ValueError: the Trainer has not connected the ranks.
-        """
+        """Check that the Trainer trains on all ranks, and on all rows."""
         rank = context.current()
         if rank is None or rank.size == 1:
             return
@@ -75,11 +75,7 @@ class ReportCallback:
     def on_prediction_step(
         self, args: Any, state: Any, control: Any, eval_dataloader: Any = None, **others: Any
     ) -> None:
-        """Check that the Trainer evaluates on all rows.
-
-        Raises:
-            DataError: the rows are one rank's part already.
-        """
+        """Check that the Trainer evaluates on all rows."""
         rank = context.current()
         if rank is not None and rank.size > 1:
             check_rows(getattr(eval_dataloader, "dataset", None))
@@ -108,11 +104,7 @@ class ReportCallback:
         check_weights(model, round(state.epoch or 0) - 1)
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Copy the Trainer's checkpoint to the run's folder.
-
-        Raises:
-            CheckpointError: each host has only a part of the checkpoint, or it is gone already.
-        """
+        """Copy the Trainer's checkpoint to the run's folder."""
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         torch = sys.modules["torch"]
         if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -135,8 +127,8 @@ def resume_from() -> str | None:
     loaded = load_checkpoint()
     if loaded is None:
         return None
-    path = Path(str(loaded.state)) if isinstance(loaded.state, str | os.PathLike) else None
-    if path is None or not (path / _STATE).is_file():
+    path = loaded.state
+    if not isinstance(path, str | os.PathLike) or not Path(path, _STATE).is_file():
         raise TypeError(
             "the checkpoint was not written by horovod_runner.huggingface.ReportCallback: the "
             "Trainer cannot resume from it. Load it with horovod_runner.load_checkpoint"
@@ -174,8 +166,11 @@ def patch_arguments(module: Any) -> None:
 
     @instead_of(module.TrainingArguments, "__post_init__")
     def post_init(plain: Any, self: Any, *args: Any, **options: Any) -> Any:
+        import torch
+
         rank = context.current()
-        if rank is not None and rank.size > 1 and not _has_accelerator():
+        device = getattr(torch, "accelerator", torch.cuda)  # torch.accelerator is of torch 2.6
+        if rank is not None and rank.size > 1 and not device.is_available():
             self.use_cpu = True
         return plain(self, *args, **options)
 
@@ -202,13 +197,6 @@ def patch_trainer(module: Any) -> None:
         @instead_of(module.Trainer, name)
         def loader(plain: Any, self: Any, dataset: Any = None) -> Any:
             return plain(self, _whole(dataset))
-
-
-def _has_accelerator() -> bool:
-    import torch
-
-    found = getattr(torch, "accelerator", torch.cuda)  # torch.accelerator is of torch 2.6
-    return bool(found.is_available())
 
 
 def _whole(dataset: Any) -> Any:
@@ -245,10 +233,6 @@ def check_rows(dataset: Any) -> None:
             "divide that part again, so most rows would never be used: pass "
             "to_torch_dataset(..., whole=True)"
         )
-
-
-def _ignore(*_: Any, **__: Any) -> None:
-    pass
 
 
 def _check_complete(folder: Path) -> None:

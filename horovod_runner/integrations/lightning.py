@@ -99,10 +99,6 @@ class HorovodStrategy(ParallelStrategy):  # type: ignore[misc]
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
         return {"num_replicas": self.world_size, "rank": self.global_rank}
 
-    @property
-    def is_global_zero(self) -> bool:
-        return bool(self.global_rank == 0)
-
     def setup(self, trainer: Any) -> None:
         """Give all ranks the weights of rank 0."""
         self.model_to_device()
@@ -300,7 +296,7 @@ def resume_from() -> str | None:
 
 
 def _total_steps(trainer: Any) -> int | None:
-    """Return the number of steps of the whole training; None if Lightning does not know it."""
+    """The number of steps of the whole training; None if Lightning does not know it."""
     if trainer.max_steps >= 0:
         return int(trainer.max_steps)
     batches, epochs = trainer.num_training_batches, trainer.max_epochs

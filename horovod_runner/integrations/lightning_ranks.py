@@ -26,12 +26,8 @@ def patch_trainer(module: Any) -> None:
 def devices_of_ranks(strategy: Any) -> dict[str, int]:
     """The ``devices`` and ``num_nodes`` of a Trainer with a strategy for several processes.
 
-    Args:
-        strategy: the argument of the Trainer: a name, or a strategy.
-
-    Returns:
-        Nothing on one rank, outside a run, if hosts have different numbers of ranks, and for other
-        strategies.
+    Empty on one rank, outside a run, if hosts have different numbers of ranks, and for other
+    strategies.
     """
     rank = context.current()
     name = strategy if isinstance(strategy, str) else getattr(strategy, "strategy_name", "")

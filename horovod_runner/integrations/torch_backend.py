@@ -20,7 +20,7 @@ import sys
 import time
 import zlib
 from datetime import timedelta
-from functools import cache, wraps
+from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import signature
@@ -29,6 +29,7 @@ from typing import Any, Final
 
 from horovod_runner.common.text import ranks_text
 from horovod_runner.worker.api import current_rank, log_to_driver
+from horovod_runner.worker.imports.patches import instead_of
 
 NAME: Final = "hvd"
 VARIABLE: Final = "HOROVOD_RUNNER_TORCH_BACKEND"
@@ -51,70 +52,57 @@ def register(c10d: Any = None) -> None:
         c10d = import_module("torch.distributed.distributed_c10d")
     if NAME in c10d.Backend.backend_list:
         return
-
-    def make_group(options: Any, _: Any) -> Any:
-        return _make_group(c10d, options)
-
+    make_group = partial(_make_group, c10d)
     c10d.Backend.register_backend(NAME, make_group, extended_api=True, devices=["cpu"])
-    original, original_barrier = c10d.init_process_group, c10d.monitored_barrier
-    original_destroy = c10d.destroy_process_group
-    arguments = signature(original)
+    original = c10d.init_process_group
 
-    @wraps(original)
-    def init_process_group(*args: Any, **kwargs: Any) -> None:
-        given = arguments.bind(*args, **kwargs).arguments
+    @instead_of(c10d, "init_process_group")
+    def init_process_group(plain: Any, *args: Any, **kwargs: Any) -> None:
+        given = signature(plain).bind(*args, **kwargs).arguments
         # A process that a rank has started, as a DataLoader does, is not a rank of MPI.
         if given.get("backend") is None and parent_process() is None:
             given["backend"] = _default_backend()
-        original(**given)
+        plain(**given)
 
-    @wraps(original_barrier)
+    @instead_of(c10d, "monitored_barrier")
     def monitored_barrier(
-        group: Any = None, timeout: Any = None, wait_all_ranks: bool = False
+        plain: Any, group: Any = None, timeout: Any = None, wait_all_ranks: bool = False
     ) -> None:
         group = c10d._get_default_group() if group is None else group
         if c10d._rank_not_in_group(group) or _name_of(c10d, group) != NAME:
-            original_barrier(group, timeout, wait_all_ranks)
+            plain(group, timeout, wait_all_ranks)
         else:
-            seconds = _seconds(timeout or c10d.default_pg_timeout)
-            _monitored_barrier(c10d, group, timedelta(seconds=seconds))
+            _monitored_barrier(c10d, group, _timeout(timeout or c10d.default_pg_timeout))
 
-    @wraps(original_destroy)
-    def destroy_process_group(group: Any = None) -> None:
+    @instead_of(c10d, "destroy_process_group")
+    def destroy_process_group(plain: Any, group: Any = None) -> None:
         is_all = group in (None, c10d.GroupMember.WORLD)
         groups = [*c10d._world.pg_map] if is_all else [group]
-        original_destroy(group)
+        plain(group)
         now = time.monotonic()
         _destroyed[:] = [each for each in _destroyed if now - each[0] < _KEPT_SECONDS]
         _destroyed.extend((now, each) for each in groups)
 
-    for module in (c10d, sys.modules.get("torch.distributed")):
-        # A package that is still being imported takes the names later.
-        if getattr(module, "init_process_group", None) is original:
-            module.init_process_group = init_process_group  # type: ignore[union-attr]
-            module.monitored_barrier = monitored_barrier  # type: ignore[union-attr]
-            module.destroy_process_group = destroy_process_group  # type: ignore[union-attr]
+    package = sys.modules.get("torch.distributed")
+    # A package that is still being imported takes the names later.
+    if getattr(package, "init_process_group", None) is original:
+        for patched in (init_process_group, monitored_barrier, destroy_process_group):
+            setattr(package, patched.__name__, patched)
 
 
 def patch_accelerate(state: Any) -> None:
     """Make Accelerate, and with it the Trainer, take the default backend on CPUs.
 
-    It asks for gloo by name, and refuses other names.
-
-    Args:
-        state: the module accelerate.state.
+    It asks for gloo by name, and refuses other names. Called with the module accelerate.state.
     """
-    original = state.PartialState._prepare_backend
 
-    @wraps(original)
-    def prepare_backend(self: Any, *args: Any, **kwargs: Any) -> Any:
-        given = signature(original).bind(self, *args, **kwargs).arguments.get("backend")
-        backend, kind = original(self, *args, **kwargs)
+    @instead_of(state.PartialState, "_prepare_backend")
+    def prepare_backend(plain: Any, *args: Any, **kwargs: Any) -> Any:
+        given = signature(plain).bind(*args, **kwargs).arguments.get("backend")
+        backend, kind = plain(*args, **kwargs)
         if backend == _GLOO and given in (None, NAME):
             backend = given or _default_backend() or backend
         return backend, kind
-
-    state.PartialState._prepare_backend = prepare_backend
 
 
 def fault() -> str:
@@ -163,11 +151,13 @@ def _missing() -> str:
     return ""
 
 
-def _make_group(c10d: Any, options: Any) -> Any:
-    missing = _missing()
-    if missing:
+def _make_group(c10d: Any, options: Any, _: Any) -> Any:
+    rank, size, timeout = options.group_rank, options.group_size, _timeout(options.timeout)
+    if missing := _missing():
         _say_gloo(missing)
-        return _gloo_group(c10d, options)
+        group = c10d.ProcessGroupGloo(options.store, rank, size, timeout=timeout)
+        group._set_sequence_number_for_group()
+        return group
     if broken := fault():
         import torch
 
@@ -178,8 +168,6 @@ def _make_group(c10d: Any, options: Any) -> Any:
         )
     library = import_module(_LIBRARY)
     own = library.mpi_rank()
-    timeout = timedelta(seconds=_seconds(options.timeout))
-    rank, size = options.group_rank, options.group_size
     ranks = _meet(options.store, rank=rank, size=size, timeout=timeout, own=own)
     tag = zlib.crc32(str(options.group_id).encode()) % _LARGEST_TAG
     _leave_at_exit(c10d)
@@ -195,30 +183,15 @@ def _say_gloo(missing: str) -> None:
         )
 
 
-def _gloo_group(c10d: Any, options: Any) -> Any:
-    group = c10d.ProcessGroupGloo(
-        options.store,
-        options.group_rank,
-        options.group_size,
-        timeout=timedelta(seconds=_seconds(options.timeout)),
-    )
-    group._set_sequence_number_for_group()
-    return group
-
-
-def _seconds(timeout: Any) -> float:
+def _timeout(timeout: Any) -> timedelta:
     """A timeout of torch, which its versions pass as a timedelta or in seconds."""
-    return float(timeout.total_seconds() if isinstance(timeout, timedelta) else timeout)
+    return timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
 
 
 def _meet(
     store: Any, *, rank: int, size: int, timeout: timedelta, own: int, barrier: bool = False
 ) -> list[int]:
-    """Wait, asleep, for all ranks of a group; returns their ranks in MPI's world.
-
-    Raises:
-        torch.distributed.DistBackendError: ranks are missing after ``timeout``.
-    """
+    """Wait, asleep, for all ranks of a group; returns their ranks in MPI's world."""
     from torch.distributed import DistBackendError
 
     keys = [f"mpi_rank_{other}" for other in range(size)]

@@ -11,8 +11,7 @@ import msgspec
 from horovod_runner.errors import HorovodRunnerError, RankFailedError
 from horovod_runner.spmd import discovery
 from horovod_runner.spmd.horovod_start import start_horovod
-from horovod_runner.spmd.peers import PeerFailedError
-from horovod_runner.spmd.session import Framework, Session, peer_error
+from horovod_runner.spmd.session import Framework, Session
 from horovod_runner.spmd.trainers import choose_trainers, decode_participant
 
 _session: Session | None = None
@@ -75,9 +74,9 @@ def start(framework: Framework, *, ranks_per_host: int | None = None, comm: Any 
         start_horovod(session, framework)
         # No rank may leave before all have met: hvd.init() returns only when all have called it.
         session.peers.allgather(b"")
-    except PeerFailedError as error:
+    except RankFailedError:
         session.close(together=False)
-        raise peer_error(error.failure) from None
+        raise
     except HorovodRunnerError:  # raised on all ranks
         session.close(together=True)
         raise
@@ -112,11 +111,8 @@ def prepare_data(data: Any) -> Any:
     session = _started("prepare_data")
     from horovod_runner.spmd.redistribute import redistribute
 
-    try:
-        targets = [trainer.rank for trainer in session.trainers]
-        return redistribute(data, session.peers, targets)
-    except PeerFailedError as error:
-        raise peer_error(error.failure) from None
+    targets = [trainer.rank for trainer in session.trainers]
+    return redistribute(data, session.peers, targets)
 
 
 def rank() -> int:
@@ -162,15 +158,14 @@ def end() -> None:
         return
     atexit.unregister(_at_exit)
     error = sys.exc_info()[1]
-    if error is not None and not _is_normal_exit(error):
+    is_normal_exit = isinstance(error, SystemExit) and error.code in (None, 0)
+    if error is not None and not is_normal_exit:
         session.fail(error)
         return
     together = False
     try:
         session.peers.finish()
         together = True
-    except PeerFailedError as failed:
-        raise peer_error(failed.failure) from None
     finally:
         session.close(together=together)
 
@@ -179,10 +174,6 @@ def _started(call: str) -> Session:
     if _session is None:
         raise RuntimeError(f"spmd.{call}() requires spmd.start() first")
     return _session
-
-
-def _is_normal_exit(error: BaseException) -> bool:
-    return isinstance(error, SystemExit) and error.code in (None, 0)
 
 
 def _at_exit() -> None:
@@ -194,12 +185,7 @@ def _at_exit() -> None:
 
 
 def tell_of_exit(session: Session, error: BaseException | None) -> None:
-    """Tell the other ranks why this process exits, and print what they know of it.
-
-    Args:
-        session: the training that this rank leaves.
-        error: the exception that nobody has caught; None without one.
-    """
+    """Tell the other ranks why this process exits, and print what they know of it."""
     if error is None:
         error = RuntimeError("the process exited (sys.exit, or the end of main) before spmd.end()")
     shown = len(getattr(error, "__notes__", ()))  # with the traceback, which Python has printed

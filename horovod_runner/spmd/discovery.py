@@ -14,6 +14,7 @@ from typing import Any
 from horovod_runner.errors import LaunchError
 from horovod_runner.host import network
 from horovod_runner.host.gpus import identified_gpus
+from horovod_runner.spmd.mpi import MpiPeers
 from horovod_runner.spmd.peers import Peers
 from horovod_runner.spmd.session import Framework
 from horovod_runner.spmd.trainers import Interface, Participant
@@ -68,40 +69,34 @@ def _is_cuda_build(framework: Framework) -> bool:
 
 
 def find(this: Participant, comm: Any = None) -> Peers:
-    """Connect to the ranks that this process was started with.
-
-    Args:
-        this: this process; its rank is not known yet.
-        comm: an mpi4py communicator to use; None detects what started the program.
+    """Connect to the ranks of an mpi4py communicator, or those that were started with this one.
 
     Raises:
         LaunchError: there are other ranks, and they cannot be reached.
     """
     if comm is not None:
-        from horovod_runner.spmd.mpi import MpiPeers
-
         return MpiPeers(comm)
+    from horovod_runner.spmd import meeting
+
+    met: meeting.Meeting
     if _is_barrier_task():
-        from horovod_runner.spmd.meeting import SparkMeeting
-        from horovod_runner.spmd.mesh import Mesh
-
-        return Mesh(SparkMeeting(), this)
-    if int(os.environ.get("HOROVOD_SIZE", "1")) > 1:
-        from horovod_runner.spmd.meeting import StoreMeeting
-        from horovod_runner.spmd.mesh import Mesh
-
-        return Mesh(StoreMeeting(), this)
-    if "mpi4py.MPI" in sys.modules or any(os.environ.get(name) for name in _MPI_SIZES):
+        met = meeting.SparkMeeting()
+    elif int(os.environ.get("HOROVOD_SIZE", "1")) > 1:
+        met = meeting.StoreMeeting()
+    elif (
+        "mpi4py.MPI" in sys.modules
+        or any(os.environ.get(name) for name in _MPI_SIZES)
+        or _slurm_tasks() > 1
+    ):
         return _mpi()
-    if _slurm_tasks() > 1:
-        return _mpi()
-    from horovod_runner.spmd.meeting import Alone
-    from horovod_runner.spmd.mesh import Mesh
+    else:
+        met = meeting.Alone()
+    from horovod_runner.spmd.mesh import Mesh  # at first use: MPI needs no ZeroMQ
 
-    return Mesh(Alone(), this)
+    return Mesh(met, this)
 
 
-def _mpi() -> Peers:
+def _mpi() -> MpiPeers:
     tasks = _slurm_tasks()
     if tasks > 1 and not any(name in os.environ for name in _MPI_RANKS):
         # Otherwise Open MPI would end the process with a page of text.
@@ -121,8 +116,6 @@ def _mpi() -> Peers:
             f"others, cannot be imported ({error}). pip install mpi4py, and put the MPI library on "
             "the loader's path. Or start the program with `horovod-runner run`."
         ) from error
-    from horovod_runner.spmd.mpi import MpiPeers
-
     started = max([tasks, *(int(os.environ.get(name) or 1) for name in _MPI_SIZES)])
     if MPI.COMM_WORLD.size == 1 and started > 1:
         library = MPI.Get_library_version().splitlines()[0].strip("\0")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,47 +16,28 @@ import numpy as np
 _SAMPLE_ROWS = 256
 
 
-class Leaf:
-    """One array or table.
-
-    Attributes:
-        data: the rows of this rank.
-        rows: their number.
-    """
+class _Rows:
+    """The rows of this rank, and their number."""
 
     def __init__(self, data: Any) -> None:
         self.data = data
         self.rows = len(data)
 
-    @property
-    def schema(self) -> bytes:
-        """A description for the other ranks; :meth:`conform` compares those of all ranks."""
-        raise NotImplementedError
 
-    def conform(self, others: Sequence[bytes]) -> Leaf:
-        """Return this leaf in the type that all ranks have in common.
-
-        Args:
-            others: the different schemas of the ranks that have rows; at least one.
-
-        Raises:
-            ValueError: the schemas differ; the text says how.
-        """
-        raise NotImplementedError
-
-    def row_bytes(self) -> float:
-        """Return the approximate size of a row in bytes."""
-        raise NotImplementedError
-
-
-class Array(Leaf):
+class Array(_Rows):
     """A NumPy array of plain items, without Python objects."""
 
     @property
     def schema(self) -> bytes:
+        """A description for the other ranks; :meth:`conform` compares those of all ranks."""
         return pickle.dumps((self.data.dtype, self.data.shape[1:]))
 
     def conform(self, others: Sequence[bytes]) -> Array:
+        """Return this leaf in the type that all ranks have in common; ``others`` have rows.
+
+        Raises:
+            ValueError: the schemas differ; the text says how.
+        """
         schemas = [pickle.loads(other) for other in others]  # noqa: S301 - from this program
         dtype, shape = schemas[0]
         if all(other.kind == dtype.kind and other.kind in "US" for other, _ in schemas):
@@ -71,12 +52,13 @@ class Array(Leaf):
         return self if self.data.dtype == dtype else Array(self.data.astype(dtype))
 
     def row_bytes(self) -> float:
+        """Return the approximate size of a row in bytes."""
         items = int(np.prod(self.data.shape[1:], dtype=np.int64))
         return float(items * self.data.dtype.itemsize)
 
 
-class Serialized(Leaf):
-    """Base class of data that are sent as serialized pieces."""
+class Serialized(_Rows):
+    """Base class of data that are sent as serialized pieces; see :class:`Array`."""
 
     @property
     def schema(self) -> bytes:
@@ -113,12 +95,11 @@ class Serialized(Leaf):
         raise NotImplementedError
 
     def compare(self, one: Any, other: Any) -> None:
-        """Check that two pieces can be joined.
-
-        Raises:
-            ValueError: they cannot be joined.
-        """
+        """Raise ValueError if two pieces cannot be joined."""
         raise NotImplementedError
+
+
+Leaf = Array | Serialized
 
 
 class Objects(Serialized):
@@ -206,47 +187,30 @@ def _fields(table: Any) -> str:
     return ", ".join(f"{field.name}: {field.type}" for field in table.schema)
 
 
-Rebuild = Callable[[list[Any]], Any]
-
-
-def flatten(data: Any, path: str = "data") -> tuple[list[tuple[str, Leaf]], Rebuild]:
-    """Split a structure into its arrays and tables.
-
-    Args:
-        data: arrays and tables, or dicts, tuples and lists of them.
-        path: the name of ``data`` in error messages.
-
-    Returns:
-        (path, leaf) pairs, and a function that makes the structure from a list of new leaves.
+def flatten(data: Any, path: str = "data") -> Iterator[tuple[str, Leaf]]:
+    """Split dicts, tuples and lists into their arrays and tables, each with its path.
 
     Raises:
-        TypeError: the structure contains something else; the text says what and where.
+        TypeError: they contain something else; the text says what and where.
     """
     if isinstance(data, dict):
-        parts = [flatten(value, f"{path}[{key!r}]") for key, value in data.items()]
-        keys = list(data)
-        return _combined(parts, lambda values: dict(zip(keys, values, strict=True)))
+        for key, value in data.items():
+            yield from flatten(value, f"{path}[{key!r}]")
+    elif isinstance(data, tuple | list):
+        for number, value in enumerate(data):
+            yield from flatten(value, f"{path}[{number}]")
+    else:
+        yield path, _leaf(data, path)
+
+
+def rebuild(data: Any, leaves: Iterator[Any]) -> Any:
+    """Make a structure like ``data`` with new leaves, in the order of :func:`flatten`."""
+    if isinstance(data, dict):
+        return {key: rebuild(value, leaves) for key, value in data.items()}
     if isinstance(data, tuple | list):
-        parts = [flatten(value, f"{path}[{i}]") for i, value in enumerate(data)]
-        kind = type(data)
-        if hasattr(data, "_fields"):
-            return _combined(parts, lambda values: kind(*values))
-        return _combined(parts, kind)
-    leaf = _leaf(data, path)
-    return [(path, leaf)], lambda values: values[0]
-
-
-def _combined(
-    parts: list[tuple[list[tuple[str, Leaf]], Rebuild]], make: Callable[[list[Any]], Any]
-) -> tuple[list[tuple[str, Leaf]], Rebuild]:
-    def rebuild(values: list[Any]) -> Any:
-        rebuilt, start = [], 0
-        for leaves, rebuild_part in parts:
-            rebuilt.append(rebuild_part(values[start : start + len(leaves)]))
-            start += len(leaves)
-        return make(rebuilt)
-
-    return [leaf for leaves, _ in parts for leaf in leaves], rebuild
+        values = [rebuild(value, leaves) for value in data]
+        return type(data)(*values) if hasattr(data, "_fields") else type(data)(values)
+    return next(leaves)
 
 
 def _leaf(data: Any, path: str) -> Leaf:

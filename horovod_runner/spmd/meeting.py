@@ -74,11 +74,7 @@ class StoreMeeting:
         self._url = f"http://{address}:{port}/spmd_{StoreMeeting._count}"
 
     def allgather(self, value: bytes) -> list[bytes]:
-        """As :class:`Meeting`.
-
-        Raises:
-            LaunchError: the server does not answer, or a rank did not come within ten minutes.
-        """
+        """As :class:`Meeting`; LaunchError if a rank did not come within ten minutes."""
         deadline = time.monotonic() + _MEET_SECONDS
         try:
             self._request(self.rank, "PUT", value)

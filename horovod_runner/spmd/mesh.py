@@ -20,8 +20,9 @@ from typing import Any, Final
 import msgspec
 import zmq
 
+from horovod_runner.errors import RankFailedError
 from horovod_runner.spmd.meeting import Meeting
-from horovod_runner.spmd.peers import PeerFailedError, Peers, RankBuffer
+from horovod_runner.spmd.peers import Peers, RankBuffer, peer_error
 from horovod_runner.spmd.trainers import Participant, address_towards
 from horovod_runner.wire.transport import guarded_socket
 
@@ -74,7 +75,7 @@ class Mesh(Peers):
         self._values: dict[tuple[int, int], bytes] = {}
         self._frames: dict[tuple[int, int], list[zmq.Frame]] = defaultdict(list)
         self._done: set[int] = set()
-        self._failure: bytes | None = None
+        self._failure: RankFailedError | None = None
         self._context = zmq.Context()
         self._sending: dict[int, zmq.Socket[bytes]] = {}
         if self.size == 1:
@@ -119,20 +120,21 @@ class Mesh(Peers):
 
     def exchange(self, outgoing: Iterator[RankBuffer], incoming: Sequence[RankBuffer]) -> None:
         self._calls += 1
-        buffers: dict[int, _Buffers] = defaultdict(_Buffers)
+        unfilled: dict[int, deque[memoryview]] = defaultdict(deque)
         for part in incoming:
-            buffers[part.rank].add(part.data)
+            if part.data.nbytes:
+                unfilled[part.rank].append(part.data)
         frames = _frames(outgoing)
         waiting = next(frames, None)
-        while waiting is not None or not all(buffer.full for buffer in buffers.values()):
+        while waiting is not None or any(unfilled.values()):
             sent = waiting is not None and self._try_send(waiting[0], _DATA, waiting[1])
             if sent:
                 waiting = next(frames, None)
             # Wait 1 ms if the socket was full: it may accept a frame again soon.
             self._receive(0 if sent else 1)
-            for rank, buffer in buffers.items():
+            for rank, buffers in unfilled.items():
                 for frame in self._frames.pop((rank, self._calls), ()):
-                    buffer.fill(frame.buffer)
+                    _fill(buffers, frame.buffer)
         # All ranks finish together: frames of a later call would have to be stored.
         self.allgather(b"")
 
@@ -149,14 +151,13 @@ class Mesh(Peers):
             with suppress(zmq.Again):  # the other rank is gone
                 socket.send_multipart([head, failure])
 
-    def failure(self, seconds: float) -> bytes | None:
-        if self._failure is None and self.size > 1:
-            try:
-                deadline = time.monotonic() + seconds
-                while (remaining := deadline - time.monotonic()) > 0:
-                    self._receive(math.ceil(remaining * 1000))
-            except PeerFailedError as error:
-                return error.failure
+    def failure(self, seconds: float) -> RankFailedError | None:
+        if self.size == 1:
+            return None
+        deadline = time.monotonic() + seconds
+        with suppress(RankFailedError):
+            while self._failure is None and (remaining := deadline - time.monotonic()) > 0:
+                self._receive(math.ceil(remaining * 1000))
         return self._failure
 
     def subset(self, ranks: Sequence[int]) -> Any:
@@ -186,26 +187,21 @@ class Mesh(Peers):
         while not complete():
             self._receive(None)
 
-    def _receive(self, timeout_ms: int | None) -> bool:
-        """Receive one message; returns False if none arrived in time. None waits without limit.
-
-        Raises:
-            PeerFailedError: a rank has failed.
-        """
-        if self.size == 1 or not self._receiving.poll(timeout_ms):
-            return False
+    def _receive(self, timeout_ms: int | None) -> None:
+        """Receive one message if one arrives in time; None waits without limit."""
+        if not self._receiving.poll(timeout_ms):
+            return
         head_frame, value = self._receiving.recv_multipart(copy=False)
         head = _decode_head(head_frame.buffer)
         if head.kind == _FAILED:
-            self._failure = value.bytes
-            raise PeerFailedError(self._failure)
+            self._failure = peer_error(value.bytes)
+            raise self._failure
         if head.kind == _VALUE:
             self._values[head.rank, head.call] = value.bytes
         elif head.kind == _DATA:
             self._frames[head.rank, head.call].append(value)
         else:
             self._done.add(head.rank)
-        return True
 
 
 def _bound(socket: zmq.Socket[bytes]) -> None:
@@ -220,28 +216,15 @@ def _frames(parts: Iterator[RankBuffer]) -> Iterator[tuple[int, memoryview]]:
             yield part.rank, part.data[start : start + _FRAME_BYTES]
 
 
-class _Buffers:
-    """The buffers for one rank's data, filled in order."""
-
-    def __init__(self) -> None:
-        self._unfilled: deque[memoryview] = deque()
-
-    def add(self, buffer: memoryview) -> None:
-        if buffer.nbytes:
-            self._unfilled.append(buffer)
-
-    @property
-    def full(self) -> bool:
-        return not self._unfilled
-
-    def fill(self, data: memoryview) -> None:
-        while data:
-            buffer = self._unfilled.popleft()
-            size = min(len(buffer), len(data))
-            buffer[:size] = data[:size]
-            data = data[size:]
-            if size < len(buffer):
-                self._unfilled.appendleft(buffer[size:])
+def _fill(unfilled: deque[memoryview], data: memoryview) -> None:
+    """Write data to buffers in order; those that are full are removed."""
+    while data:
+        buffer = unfilled.popleft()
+        size = min(len(buffer), len(data))
+        buffer[:size] = data[:size]
+        data = data[size:]
+        if size < len(buffer):
+            unfilled.appendleft(buffer[size:])
 
 
 class _Keys:

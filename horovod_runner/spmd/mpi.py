@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, islice
 from typing import Any
 
-from horovod_runner.spmd.peers import PeerFailedError, Peers, RankBuffer
+from horovod_runner.errors import RankFailedError
+from horovod_runner.spmd.peers import Peers, RankBuffer, peer_error
 
 _FAILED, _DATA = 1, 2  # tags
 _PARTS_IN_FLIGHT = 8
@@ -71,31 +72,26 @@ class MpiPeers(Peers):
         if self._failure_sends:  # MPI sends only while it is called
             self._mpi.Request.Testall([request for request, _ in self._failure_sends])
 
-    def failure(self, seconds: float) -> bytes | None:
+    def failure(self, seconds: float) -> RankFailedError | None:
         deadline = time.monotonic() + seconds
         while True:
             status = self._mpi.Status()
             if self._comm.Iprobe(source=self._mpi.ANY_SOURCE, tag=_FAILED, status=status):
                 failure = bytearray(status.Get_count(self._mpi.BYTE))
                 self._comm.Recv([failure, self._mpi.BYTE], source=status.Get_source(), tag=_FAILED)
-                return bytes(failure)
+                return peer_error(failure)
             if time.monotonic() >= deadline:
                 return None
             time.sleep(_MAX_SLEEP_SECONDS / 10)
 
     def _wait(self, requests: list[Any], *, idle: bool = True) -> None:
-        """Wait until all requests are complete; with ``idle``, sleep between tests.
-
-        Raises:
-            PeerFailedError: another rank failed.
-        """
+        """Wait until all requests are complete; with ``idle``, sleep between tests."""
         tests, pause = 0, _MIN_SLEEP_SECONDS
         while not self._mpi.Request.Testall(requests):
             tests += 1
-            if tests % _TESTS == 0 or (idle and tests > _TESTS):
-                failure = self.failure(0)
-                if failure is not None:
-                    raise PeerFailedError(failure)
+            looks = tests % _TESTS == 0 or (idle and tests > _TESTS)
+            if looks and (failure := self.failure(0)):
+                raise failure
             if idle and tests > _TESTS:
                 time.sleep(pause)
                 pause = min(2 * pause, _MAX_SLEEP_SECONDS)

@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
+
+import msgspec
+
+from horovod_runner.errors import RankFailedError
 
 
-class PeerFailedError(Exception):
-    """Another rank has reported that it failed.
+class Failure(msgspec.Struct, frozen=True):
+    """What a failed rank sends to the others."""
 
-    Attributes:
-        failure: the bytes that it passed to :meth:`Peers.fail`.
-    """
+    rank: int
+    hostname: str
+    pid: int
+    text: str
 
-    def __init__(self, failure: bytes) -> None:
-        super().__init__(failure)
-        self.failure = failure
+
+_decode_failure: Final = msgspec.msgpack.Decoder(Failure).decode
+
+
+def peer_error(failure: bytes | bytearray) -> RankFailedError:
+    """Return the error to raise here for another rank's :class:`Failure`."""
+    failed = _decode_failure(failure)
+    return RankFailedError(
+        f"rank {failed.rank} of the program, on {failed.hostname}, failed:\n{failed.text}",
+        rank=failed.rank,
+        host=failed.hostname,
+        pid=failed.pid,
+    )
 
 
 class RankBuffer(NamedTuple):
@@ -28,7 +43,7 @@ class RankBuffer(NamedTuple):
 class Peers(Protocol):
     """All ranks of the program. All of them make each call except ``fail``, in the same order.
 
-    Each call raises PeerFailedError if another rank has called ``fail`` meanwhile.
+    Each call raises RankFailedError if another rank has called ``fail`` meanwhile.
 
     Attributes:
         by_mpi: whether MPI started the ranks.
@@ -58,7 +73,7 @@ class Peers(Protocol):
     def fail(self, failure: bytes) -> None:
         """Tell the others that this rank has failed; does not wait for them."""
 
-    def failure(self, seconds: float) -> bytes | None:
+    def failure(self, seconds: float) -> RankFailedError | None:
         """Return another rank's failure; None if none arrives within ``seconds``."""
 
     def subset(self, ranks: Sequence[int]) -> Any:

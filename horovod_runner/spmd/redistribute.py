@@ -21,7 +21,7 @@ import numpy as np
 
 from horovod_runner.common.text import ranks_text
 from horovod_runner.errors import DataError
-from horovod_runner.spmd.leaves import Array, Leaf, Serialized, flatten
+from horovod_runner.spmd.leaves import Array, Leaf, Serialized, flatten, rebuild
 from horovod_runner.spmd.peers import Peers, RankBuffer
 
 _PIECE_BYTES = 16 << 20
@@ -70,12 +70,7 @@ def shares(rows: int, parts: int) -> list[tuple[int, int]]:
 
 
 def moves(rows: Sequence[int], targets: Sequence[int]) -> list[Move]:
-    """Plan which rows go where.
-
-    Args:
-        rows: the number of rows of each rank.
-        targets: the ranks that train, in the order of their shares.
-    """
+    """Plan which rows of each rank go to which target; targets in the order of their shares."""
     plan = []
     starts = list(accumulate(rows, initial=0))[:-1]
     for target, (begin, end) in zip(targets, shares(sum(rows), len(targets)), strict=True):
@@ -87,19 +82,10 @@ def moves(rows: Sequence[int], targets: Sequence[int]) -> list[Move]:
 
 
 def redistribute(data: Any, peers: Peers, targets: Sequence[int]) -> Any:
-    """Do what :func:`horovod_runner.spmd.prepare_data` says.
-
-    Args:
-        data: this rank's data.
-        peers: all ranks of the program.
-        targets: the ranks that train, in the order of their shares.
-
-    Raises:
-        DataError: the data of the ranks do not fit together. All ranks raise it.
-    """
+    """Do what :func:`horovod_runner.spmd.prepare_data` says, with shares for ``targets``."""
     leaves: list[tuple[str, Leaf]] = []
     try:
-        leaves, rebuild = flatten(data)
+        leaves = list(flatten(data))
         infos = [
             _LeafInfo(path, type(leaf).__name__, leaf.rows, leaf.schema) for path, leaf in leaves
         ]
@@ -116,17 +102,13 @@ def redistribute(data: Any, peers: Peers, targets: Sequence[int]) -> Any:
         conformed = _conformed(path, leaf, same_leaf)
         if isinstance(conformed, Array):
             results.append(_move_array(conformed, plan, peers))
-        elif isinstance(conformed, Serialized):
+        else:
             results.append(_move_table(conformed, plan, peers))
-    return rebuild(results)
+    return rebuild(data, iter(results))
 
 
 def _check_equal(infos: Sequence[_DataInfo]) -> None:
-    """Check that all ranks passed the same structure.
-
-    Raises:
-        DataError: they did not, or a rank has a problem.
-    """
+    """Raise DataError unless all ranks passed the same structure, and none has a problem."""
     problems: dict[str, list[int]] = {}
     for rank, info in enumerate(infos):
         if info.problem:
@@ -164,14 +146,12 @@ def _conformed(path: str, leaf: Leaf, same_leaf: Sequence[_LeafInfo]) -> Leaf:
 
 
 def _steps(begin: int, end: int, row_bytes: float) -> Iterator[tuple[int, int]]:
-    """Split rows ``begin`` to ``end`` into pieces of at most 16 MiB."""
     step = max(1, int(_PIECE_BYTES / max(row_bytes, 1.0)))
     for first in range(begin, end, step):
         yield first, min(first + step, end)
 
 
 def _share(plan: Sequence[Move], rank: int) -> int:
-    """Return the number of rows in a rank's share."""
     return sum(move.end - move.begin for move in plan if move.target == rank)
 
 
@@ -224,11 +204,11 @@ def _move_table(leaf: Serialized, plan: Sequence[Move], peers: Peers) -> Any:
         if move.source == rank != move.target
     }
     while True:
-        blobs = {}
-        for target, steps in outgoing.items():
-            step = next(steps, None)
-            if step is not None:
-                blobs[target] = memoryview(leaf.dump(*step))
+        blobs = {
+            target: memoryview(leaf.dump(*step))
+            for target, steps in outgoing.items()
+            if (step := next(steps, None)) is not None
+        }
         received = _exchange_blobs(blobs, peers)
         if received is None:
             break

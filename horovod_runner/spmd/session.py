@@ -8,12 +8,12 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import msgspec
 
 from horovod_runner.errors import LaunchError, RankFailedError, is_secondary
-from horovod_runner.spmd.peers import Peers
+from horovod_runner.spmd.peers import Failure, Peers
 from horovod_runner.spmd.trainers import Trainer
 from horovod_runner.worker import context
 from horovod_runner.worker import old_keras as notes
@@ -27,26 +27,12 @@ _CAUSE_SECONDS = 2.0
 
 
 class _Answer(Protocol):
-    """What a rank says of itself before the training starts."""
-
     @property
     def problem(self) -> str:
-        """Why it cannot take part; empty if it can."""
+        """Why the rank cannot take part; empty if it can."""
 
 
 _Value = TypeVar("_Value", bound=_Answer)
-
-
-class _Failure(msgspec.Struct, frozen=True):
-    """What a failed rank sends to the others."""
-
-    rank: int
-    hostname: str
-    pid: int
-    text: str
-
-
-_decode_failure: Final = msgspec.msgpack.Decoder(_Failure).decode
 
 
 @dataclass
@@ -76,11 +62,7 @@ class Session:
         return self.trainers[0].device is not None
 
     def gather(self, value: _Value, decode: Callable[[bytes], _Value]) -> list[_Value]:
-        """Exchange a value; returns those of all ranks.
-
-        Args:
-            value: a msgspec struct.
-            decode: makes such a struct of MessagePack.
+        """Exchange a msgspec struct; returns those of all ranks.
 
         Raises:
             LaunchError: a rank has a problem. All ranks raise it.
@@ -111,18 +93,14 @@ class Session:
         if cause is None and not isinstance(error, RankFailedError):  # all ranks know of that one
             _add_note(error)
             text = "".join(traceback.format_exception(error)).strip()
-            failure = _Failure(self.peers.rank, socket.gethostname(), os.getpid(), text)
+            failure = Failure(self.peers.rank, socket.gethostname(), os.getpid(), text)
             self.peers.fail(msgspec.msgpack.encode(failure))
         self.close(together=False)
         if cause is not None:
-            raise peer_error(cause)
+            raise cause
 
     def close(self, *, together: bool) -> None:
-        """Stop Horovod, restore the environment, and disconnect from the other ranks.
-
-        Args:
-            together: whether all ranks do so now, and none has failed.
-        """
+        """Stop Horovod, restore the environment, and disconnect; ``together``: see Peers.close."""
         if self.horovod is not None:
             self.horovod.shutdown()
         if self.rendezvous is not None:
@@ -140,14 +118,3 @@ def _add_note(error: BaseException) -> None:
     if context.current() is None:  # otherwise the rank adds it
         with suppress(Exception):  # the error itself matters more
             notes.add_note(error, notes.BY_PROGRAM)
-
-
-def peer_error(failure: bytes) -> RankFailedError:
-    """Return the error to raise here for another rank's failure."""
-    failed = _decode_failure(failure)
-    return RankFailedError(
-        f"rank {failed.rank} of the program, on {failed.hostname}, failed:\n{failed.text}",
-        rank=failed.rank,
-        host=failed.hostname,
-        pid=failed.pid,
-    )

@@ -74,14 +74,7 @@ class Trainer(NamedTuple):
 def choose_trainers(
     participants: Sequence[Participant], ranks_per_host: int | None = None
 ) -> list[Trainer]:
-    """Choose the ranks that train.
-
-    Args:
-        participants: all ranks of the program.
-        ranks_per_host: the maximum number of ranks that train on each host; None sets no limit.
-
-    Returns:
-        The trainers in the order of their Horovod ranks.
+    """Choose the ranks that train, in the order of their Horovod ranks.
 
     Raises:
         LaunchError: the hosts have no network in common.
@@ -127,11 +120,7 @@ LOOPBACK = Interface("lo", "127.0.0.1", "255.0.0.0")
 
 
 def _common_network(participants: Sequence[Participant]) -> dict[str, Interface]:
-    """Return the interface of each host by which it reaches the other hosts.
-
-    Raises:
-        LaunchError: the hosts have no network in common.
-    """
+    """Return the interface of each host by which it reaches the other hosts."""
     hosts = {participant.host: participant for participant in participants}
     if len(hosts) == 1:
         (only,) = hosts
@@ -186,9 +175,5 @@ def _with_address(participant: Participant, address: str) -> Interface | None:
 
 
 def address_towards(this: Participant, other: Participant) -> str:
-    """Return the address by which a rank reaches another one.
-
-    Raises:
-        LaunchError: their hosts have no network in common.
-    """
+    """Return the address by which a rank reaches another one."""
     return _common_network([other, this])[other.host].address

@@ -22,7 +22,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from horovod_runner import DataError, LaunchError, spmd
 from horovod_runner.spmd import calls, discovery
-from horovod_runner.spmd.leaves import flatten
+from horovod_runner.spmd.leaves import flatten, rebuild
 from horovod_runner.spmd.meeting import Alone, StoreMeeting
 from horovod_runner.spmd.mesh import Mesh, _Introduction
 from horovod_runner.spmd.redistribute import _steps, moves, redistribute, shares
@@ -162,14 +162,13 @@ class Pair(NamedTuple):
 
 def test_a_structure_is_flattened_and_rebuilt() -> None:
     data = {"a": np.zeros(2), "b": (np.ones(3), [pd.Series([1])]), "c": Pair(np.zeros(1), {})}
-    leaves, rebuild = flatten(data)
-    assert [path for path, _ in leaves] == [
+    assert [path for path, _ in flatten(data)] == [
         "data['a']",
         "data['b'][0]",
         "data['b'][1][0]",
         "data['c'][0]",
     ]
-    rebuilt = rebuild([1, 2, 3, 4])
+    rebuilt = rebuild(data, iter([1, 2, 3, 4]))
     assert rebuilt == {"a": 1, "b": (2, [3]), "c": Pair(4, {})}
     assert isinstance(rebuilt["c"], Pair)
 
@@ -186,7 +185,7 @@ def test_a_structure_is_flattened_and_rebuilt() -> None:
 )
 def test_unsupported_data_are_named_in_the_error(data: Any, message: str) -> None:
     with pytest.raises(TypeError, match=message):
-        flatten(data)
+        list(flatten(data))
 
 
 class TwoRanks:
@@ -231,19 +230,23 @@ def test_data_that_do_not_fit_together_are_named_on_all_ranks(
         redistribute(one, TwoRanks(other), [0])  # type: ignore[arg-type]
 
 
+def leaf_of(data: Any) -> Any:
+    ((_, leaf),) = flatten(data)
+    return leaf
+
+
 def test_shape_and_dtype_of_a_rank_without_rows_do_not_matter() -> None:
     alone = Mesh(Alone(), participant(0))
     assert redistribute(np.empty((0, 5)), alone, [0]).shape == (0, 5)
-    leaf, other = (flatten(data)[0][0][1] for data in (np.empty(0), np.ones((0, 3), "f4")))
-    conformed: Any = leaf.conform([other.schema])
+    leaf, other = (leaf_of(data) for data in (np.empty(0), np.ones((0, 3), "f4")))
+    conformed = leaf.conform([other.schema])
     assert (conformed.data.shape, conformed.data.dtype) == ((0, 3), np.float32)
     alone.close(together=True)
 
 
 def test_texts_are_as_wide_as_the_widest() -> None:
-    leaf: Any = flatten(np.array(["a", "bb"]))[0][0][1]
-    other: Any = flatten(np.array(["ccccc"]))[0][0][1]
-    conformed: Any = leaf.conform([leaf.schema, other.schema])
+    leaf, other = leaf_of(np.array(["a", "bb"])), leaf_of(np.array(["ccccc"]))
+    conformed = leaf.conform([leaf.schema, other.schema])
     assert conformed.data.dtype == np.dtype("<U5")
     assert conformed.data.tolist() == ["a", "bb"]
 

@@ -1,6 +1,6 @@
 """Compressed gradients for ``horovod.torch``: ``Compression.bf16`` and ``Compression.powersgd``.
 
-May import errors only. The modules import torch and Horovod, so they are imported when
+May import worker and errors. The modules import torch and Horovod, so they are imported when
 ``horovod.torch`` is.
 """
 

@@ -57,17 +57,16 @@ class BFloat16(WholeGradients):
 def reduce_bfloat16(
     tensors: Sequence[Any], name: str, size: int, where: Mapping[str, Any], *, average: bool
 ) -> list[Any]:
-    """Sum tensors over the ranks, sent as bfloat16.
+    """Sum tensors of floating point numbers over the ranks, sent as bfloat16.
+
+    They have the same shapes on all ranks, and are overwritten where they are contiguous.
 
     Args:
-        tensors: of floating point numbers, with the same shapes on all ranks. They are overwritten.
+        tensors: of this rank.
         name: of the collectives, the same on all ranks.
         size: the number of ranks that reduce.
         where: the keyword argument ``process_set`` of the collectives, or nothing.
         average: whether to divide the sums by ``size``.
-
-    Returns:
-        The sums: the tensors themselves, or new ones in place of those that are not contiguous.
     """
     sums = _Sums(tensors, name, size, where)
     sums.add(average=average)

@@ -67,19 +67,13 @@ class PowerSGD(WholeGradients):
         names = sorted(self._errors)
         errors = {}
         if names:
-            flat = torch.cat([self._errors[name].reshape(-1) for name in names])
-            where = {"process_set": self._process_set}
-            mean = hvd.allreduce(flat, name=f"powersgd.{names[0]}.errors", **where)
-            parts = mean.split([self._errors[name].numel() for name in names])
-            errors = {
-                name: part.reshape(self._errors[name].shape).clone()
-                for name, part in zip(names, parts, strict=True)
-            }
-        q = {name: matrix.clone() for name, matrix in self._q.items()}
+            own = [self._errors[name] for name in names]
+            means = _means(own, f"powersgd.{names[0]}.errors", self._process_set)
+            errors = {name: mean.clone() for name, mean in zip(names, means, strict=True)}
         return {
             "matrix_rank": self._matrix_rank,
             "steps": self._steps,
-            "q": q,
+            "q": {name: matrix.clone() for name, matrix in self._q.items()},
             "errors": errors,
             "scale": self._scale,
         }
@@ -129,21 +123,15 @@ class PowerSGD(WholeGradients):
         }
         as_they_are = [name for name in gradients if name not in matrices]
 
-        def mean(tensors: list[Any], phase: str) -> list[Any]:
-            flat = torch.cat([tensor.reshape(-1).float() for tensor in tensors])
-            total = hvd.allreduce_(
-                flat, op=hvd.Average, name=f"{prefix}.{phase}", process_set=process_set
-            )
-            parts = total.split([tensor.numel() for tensor in tensors])
-            return [part.reshape(each.shape) for part, each in zip(parts, tensors, strict=True)]
-
         sent = [matrix @ self._q[name] for name, matrix in matrices.items()]
-        received = mean([*sent, *(gradients[name] for name in as_they_are)], "p")
+        whole = [gradients[name] for name in as_they_are]
+        received = _means([*sent, *whole], f"{prefix}.p", process_set)
         result = dict(zip(as_they_are, received[len(sent) :], strict=True))
         if matrices:
             p = [torch.linalg.qr(each).Q for each in received[: len(sent)]]
             pairs = zip(matrices.values(), p, strict=True)
-            q = mean([matrix.T @ columns for matrix, columns in pairs], "q")
+            q = [matrix.T @ columns for matrix, columns in pairs]
+            q = _means(q, f"{prefix}.q", process_set)
             # A gradient that has overflowed makes all ranks skip the step, and is no error to keep.
             finite = all(bool(each.isfinite().all()) for each in (*received, *q))
             for (name, matrix), left, right in zip(matrices.items(), p, q, strict=True):
@@ -196,6 +184,14 @@ class PowerSGD(WholeGradients):
         if unused is None or unused.device != matrix.device:
             unused = torch.empty_like(matrix)
         return torch.add(matrix, error.to(matrix.device), out=unused)
+
+
+def _means(tensors: list[Any], name: str, process_set: Any) -> list[Any]:
+    """The means over the ranks, in one collective."""
+    flat = torch.cat([tensor.reshape(-1).float() for tensor in tensors])
+    hvd.allreduce_(flat, op=hvd.Average, name=name, process_set=process_set)
+    parts = flat.split([tensor.numel() for tensor in tensors])
+    return [part.reshape(each.shape) for part, each in zip(parts, tensors, strict=True)]
 
 
 def _as_matrix(gradient: Any) -> Any:

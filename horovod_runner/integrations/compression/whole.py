@@ -6,12 +6,13 @@ needs two sums, and with one for each gradient a slow network would delay every 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from inspect import signature
 from typing import Any
 
 import torch
+
+from horovod_runner.worker.imports.patches import instead_of
 
 
 class WholeGradients:
@@ -20,14 +21,7 @@ class WholeGradients:
     name = ""
 
     def begin(self, name: str, gradient: Any, process_set: Any, prefix: str) -> None:
-        """Begin to reduce a gradient, if that is of use before all others are there.
-
-        Args:
-            name: of the parameter.
-            gradient: as in :meth:`reduce`.
-            process_set: the ranks that reduce.
-            prefix: of the names of the collectives, the same on all ranks.
-        """
+        """Begin to reduce a gradient, if that is of use before all others are there."""
 
     def scaled_by(self, scaler: Any, *, is_reduced: bool) -> None:
         """Note which ``GradScaler`` has scaled the losses; it may change the scale after each step.
@@ -56,11 +50,7 @@ class WholeGradients:
 
     @classmethod
     def compress(cls, tensor: Any) -> Any:
-        """Refuse single tensors.
-
-        Raises:
-            ValueError: always; says where this compression works.
-        """
+        """Refuse single tensors."""
         raise ValueError(
             f"Compression.{cls.name} compresses all gradients of an optimizer together: it works "
             "only as hvd.DistributedOptimizer(..., compression=...). For a single tensor use "
@@ -74,12 +64,7 @@ class WholeGradients:
 
 
 class _Later:
-    """A gradient that is reduced together with all others, when it is needed.
-
-    Args:
-        optimizer: Horovod's.
-        parameter: of the gradient.
-    """
+    """A gradient that is reduced together with all others, when it is needed."""
 
     def __init__(self, optimizer: Any, parameter: Any) -> None:
         self._optimizer = optimizer
@@ -95,11 +80,7 @@ class _Later:
         return result
 
     def gradient(self, name: str) -> Any:
-        """The gradient of this rank, dense.
-
-        Raises:
-            ValueError: it cannot be compressed.
-        """
+        """The gradient of this rank, dense."""
         gradient = self._parameter.grad
         kind = self._optimizer._compression.name
         if gradient.is_sparse:
@@ -151,14 +132,10 @@ def _name(optimizer: Any, parameter: Any) -> str:
 
 
 def patch_optimizer(module: Any) -> None:
-    """Make Horovod's optimizer know these compressions.
+    """Make Horovod's optimizer know these compressions; for ``horovod.torch.optimizer``."""
 
-    Called with the module ``horovod.torch.optimizer``.
-    """
-    kind = module._DistributedOptimizer
-    plain = kind._allreduce_grad_async
-
-    def allreduce_grad_async(self: Any, parameter: Any) -> Any:
+    @instead_of(module._DistributedOptimizer, "_allreduce_grad_async")
+    def allreduce_grad_async(plain: Any, self: Any, parameter: Any) -> Any:
         if not isinstance(self._compression, WholeGradients):
             return plain(self, parameter)
         if parameter.grad is None:  # other ranks may have it
@@ -169,21 +146,15 @@ def patch_optimizer(module: Any) -> None:
             self._compression.begin(name, gradient, self.process_set, later.prefix())
         return later, None
 
-    kind._allreduce_grad_async = allreduce_grad_async
-    plain_wrap = module.DistributedOptimizer
-    arguments = signature(plain_wrap)
-
-    @functools.wraps(plain_wrap)
-    def wrap(*args: Any, **options: Any) -> Any:
-        given = arguments.bind(*args, **options).arguments
+    @instead_of(module, "DistributedOptimizer")
+    def wrap(plain: Any, *args: Any, **options: Any) -> Any:
+        given = signature(plain).bind(*args, **options).arguments
         compression = given.get("compression")
         if isinstance(compression, type) and issubclass(compression, WholeGradients):
             compression = given["compression"] = compression()
         if isinstance(compression, WholeGradients):
             _check(compression.name, given, module)
-        return plain_wrap(**given)
-
-    module.DistributedOptimizer = wrap
+        return plain(**given)
 
 
 def _check(name: str, given: Mapping[str, Any], module: Any) -> None:

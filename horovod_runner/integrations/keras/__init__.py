@@ -41,21 +41,13 @@ _HOROVODS = frozenset(
         *("ProcessSet", "global_process_set", "add_process_set", "remove_process_set"),
     }
 )
-_HOMES = {
-    "Compression": "values",
-    "adapt": "fitting.adapt",
+_HOMES = {  # of the names that are not in values
     "DistributedOptimizer": "optimizer",
     "PartialDistributedOptimizer": "optimizer",
     "SyncBatchNormalization": "distributed.batch_norm",
-    "allgather": "values",
-    "allreduce": "values",
-    "broadcast": "values",
-    "broadcast_global_variables": "values",
-    "broadcast_variables": "values",
+    "adapt": "fitting.adapt",
     "load_model": "optimizer",
-    "reducescatter": "values",
 }
-_MODULES = frozenset({"callbacks", "elastic"})
 
 __all__ = [
     "Compression",
@@ -76,10 +68,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
+    if name in ("callbacks", "elastic"):
         return import_module(f"{__name__}.{name}")
-    if name in _HOMES:
-        value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    if name in __all__:
+        value = getattr(import_module(f"{__name__}.{_HOMES.get(name, 'values')}"), name)
     elif name in _HOROVODS:
         from horovod_runner.integrations.keras.collectives import collectives
 

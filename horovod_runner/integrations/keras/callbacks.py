@@ -69,11 +69,7 @@ class BroadcastGlobalVariablesCallback(CollectiveCallback):
             self.register_local_var(variable)
 
     def register_local_var(self, variable: Any) -> None:
-        """Let a variable keep its value on each rank.
-
-        Args:
-            variable: a variable of the model or of its optimizer.
-        """
+        """Let a variable of the model or of its optimizer keep its value on each rank."""
         self._local.append(id(variable))
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -128,13 +124,7 @@ class MetricAverageCallback(CollectiveCallback):
         self._averaged = set()
 
     def average_first(self, epoch: int, logs: Any, validated: Validated | None) -> None:
-        """Average before other callbacks see the metrics.
-
-        Args:
-            epoch: as of ``on_epoch_end``.
-            logs: as of ``on_epoch_end``.
-            validated: the validation of this epoch, if its rows are a Shard's.
-        """
+        """Average before other callbacks see the metrics; ``validated`` on a Shard's rows."""
         super().on_epoch_end(epoch, logs)
         self._average(logs, validated)
         self._averaged = set(logs or ())
@@ -164,12 +154,7 @@ class MetricAverageCallback(CollectiveCallback):
 
 
 class _AverageFirst(keras.callbacks.Callback):  # type: ignore[misc]
-    """Stands before all other callbacks, and averages for them.
-
-    Args:
-        average: the callback in the user's list.
-        rows: what a validation counts; None for data that are not a Shard's.
-    """
+    """Stands before all other callbacks, and averages for the one in the user's list."""
 
     def __init__(self, average: MetricAverageCallback, rows: RowsOnce[Any] | None) -> None:
         super().__init__()
@@ -189,9 +174,7 @@ class _AverageFirst(keras.callbacks.Callback):  # type: ignore[misc]
 def averaged_first(callbacks: Any, rows: RowsOnce[Any] | None) -> Any:
     """The callbacks of a ``fit``, with metrics averaged before the first of them.
 
-    Args:
-        callbacks: as given to ``fit``.
-        rows: what the validation counts; None for data that are not a Shard's.
+    ``rows`` is what the validation counts; None for data that are not a Shard's.
     """
     is_list = isinstance(callbacks, keras.callbacks.CallbackList)
     each = callbacks.callbacks if is_list else keras.tree.flatten(callbacks or [])

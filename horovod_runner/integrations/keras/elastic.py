@@ -105,11 +105,7 @@ class UpdateEpochStateCallback(_impl.UpdateEpochStateCallbackImpl, keras.callbac
 
 
 def save_model(state: Any) -> None:
-    """Copy a state's model and optimizer.
-
-    Args:
-        state: a :class:`KerasState`, or a ``TensorFlowKerasState`` with a model of Keras 3.
-    """
+    """Copy the model and optimizer of a state, also of a ``TensorFlowKerasState``."""
     _build(state.model, state.optimizer)
     state._saved_model_state = _values(state.model.weights)
     state._saved_optimizer_state = _values(state.optimizer.variables)

@@ -100,11 +100,10 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
         self._optimizer.learning_rate = now
         # Keras multiplies gradients by the learning rate before SGD and RMSprop accumulate them.
         if self.momentum_correction and before and now != before and self._optimizer.built:
-            momentums = getattr(self._optimizer, "momentums", None)
-            if momentums is None:
-                momentums = getattr(self._optimizer, "_momentums", None)
-            if getattr(self._optimizer, "momentum", 0) and momentums:
-                scaled = [v for v in momentums if v is not None]
+            of_sgd = getattr(self._optimizer, "momentums", ())
+            momentums = of_sgd or getattr(self._optimizer, "_momentums", ())
+            scaled = [v for v in momentums if v is not None]
+            if getattr(self._optimizer, "momentum", 0) and scaled:
                 collectives().scale_variables(scaled, now / before)
 
 

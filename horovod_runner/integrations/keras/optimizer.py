@@ -15,6 +15,7 @@ from horovod_runner.integrations.keras.distributed.batch_norm import SyncBatchNo
 from horovod_runner.integrations.keras.distributed.horovod_modules import is_keras_3
 from horovod_runner.integrations.keras.distributed.mixin import Distributed, make_distributed
 from horovod_runner.integrations.keras.reduction import Reduction, groups_of
+from horovod_runner.worker.imports.patches import instead_of
 
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's name
@@ -225,11 +226,7 @@ def _horovod_for_keras_2(optimizer: Any) -> Any:
 
 
 def _keras_3_optimizer(optimizer: Any) -> Any:
-    """Return an optimizer for an object or a name.
-
-    Raises:
-        TypeError: it is an optimizer of another library, or a class.
-    """
+    """Return an optimizer for an object or a name."""
     module = type(optimizer).__module__.partition(".")[0]
     if module in ("tf_keras", "torch"):
         other = "horovod.tensorflow.keras, with TF_USE_LEGACY_KERAS=1 set,"
@@ -251,11 +248,7 @@ def _inner(optimizer: Any) -> Any:
 
 
 def _accumulate(optimizer: Any, passes: int) -> None:
-    """Make an optimizer accumulate the gradients of ``passes`` batches.
-
-    Raises:
-        ValueError: ``passes`` does not fit the optimizer.
-    """
+    """Make an optimizer accumulate the gradients of ``passes`` batches."""
     if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
         raise ValueError(f"backward_passes_per_step must be at least 1, not {passes!r}")
     if passes == 1:
@@ -279,11 +272,12 @@ def _synchronize_loss_scaling() -> None:
 
     This patches Keras's class, because ``model.compile`` may wrap an optimizer later.
     """
-    plain = keras.optimizers.LossScaleOptimizer.check_finite
-    if hasattr(plain, "patched"):
+    scaled = keras.optimizers.LossScaleOptimizer
+    if hasattr(scaled.check_finite, "__wrapped__"):
         return
 
-    def check_finite(self: Any, grads: Any) -> Any:
+    @instead_of(scaled, "check_finite")
+    def check_finite(plain: Any, self: Any, grads: Any) -> Any:
         finite = plain(self, grads)
         inner = self.inner_optimizer
         if isinstance(inner, Distributed):
@@ -291,6 +285,3 @@ def _synchronize_loss_scaling() -> None:
             if how.size(backend.hvd) > 1:
                 return backend.all_finite(finite, inner._name_of_reduction(), how)
         return finite
-
-    check_finite.patched = plain  # type: ignore[attr-defined]
-    keras.optimizers.LossScaleOptimizer.check_finite = check_finite

@@ -57,14 +57,7 @@ class Reduction:
         }
 
     def partition(self, keys: Sequence[Hashable]) -> Groups:
-        """Split gradients into groups.
-
-        Args:
-            keys: the keys of the gradients' variables.
-
-        Returns:
-            The positions of each group's gradients. None if each is reduced separately.
-        """
+        """Split the gradients of the variables with these keys into groups."""
         if not self.groups:
             return None
         positions = range(len(keys))
@@ -78,12 +71,7 @@ class Reduction:
         return tuple(tuple(group) for group in groups.values())
 
     def check(self, hvd: Any) -> None:
-        """Check the settings.
-
-        Raises:
-            TypeError: the compression or the process set is not one.
-            ValueError: a setting is not supported.
-        """
+        """Raise TypeError or ValueError for a setting that is not supported."""
         if self.op not in (hvd.Average, hvd.Sum):
             is_adasum = self.op == hvd.Adasum
             raise ValueError(
@@ -135,12 +123,8 @@ def groups_of(
 ) -> int | tuple[tuple[Hashable, ...], ...]:
     """Return the argument ``groups`` with keys in the place of variables.
 
-    Args:
-        groups: None, a number, or a list of lists of variables.
-        key_of: gives the key of a variable.
-
     Raises:
-        TypeError: ``groups`` is something else.
+        TypeError: it is not None, a number, or a list of lists of variables.
         ValueError: a variable is in two groups.
     """
     if groups is None:
@@ -165,9 +149,7 @@ def groups_of(
 def by_type(groups: Sequence[Sequence[int]], types: Mapping[int, Any]) -> list[list[int]]:
     """Split groups of gradients so that each has one type, as Horovod's operations require.
 
-    Args:
-        groups: the positions of each group's gradients.
-        types: the types of the gradients by position; others are left out.
+    Gradients are named by their positions. Those without an entry in ``types`` are left out.
     """
     split: list[list[int]] = []
     for group in groups:

@@ -181,10 +181,6 @@ def when_built(model: Any, action: Callable[[], None]) -> None:
     """Act on a model with weights: now, or at the first batch, if only that tells their shapes.
 
     On TensorFlow that is a model without an Input layer. Call it in ``on_train_begin``.
-
-    Args:
-        model: the model.
-        action: changes its weights.
     """
     if is_built(model):
         action()
@@ -218,7 +214,7 @@ def check_epoch(model: Any, epoch: int) -> None:
 
 
 def _layer_classes(model: Any) -> dict[str, type]:
-    """Return the classes of a model's layers by name: custom classes need no registration."""
+    """The classes of a model's layers by name: custom classes need no registration."""
     return {type(layer).__name__: type(layer) for layer in model._flatten_layers()}
 
 
@@ -243,16 +239,7 @@ def _array(variable: Any) -> Any:
 
 
 def _restore(model: Any, saved: Any) -> None:
-    """Set a model's weights and its optimizer's state to saved ones.
-
-    Args:
-        model: the model to change.
-        saved: a Keras model, or the dict of :func:`_weights`.
-
-    Raises:
-        TypeError: ``saved`` is something else.
-        ValueError: the model has no weights yet.
-    """
+    """Set a model's weights and its optimizer's state to a Keras model's, or to `_weights`."""
     if isinstance(saved, keras.Model):
         if not model.built:
             model.build(saved.input_shape)

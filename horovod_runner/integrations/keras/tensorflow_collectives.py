@@ -28,13 +28,8 @@ def reduce_gradients(
 ) -> list[Any]:
     """Reduce gradients over the ranks: dense tensors and IndexedSlices.
 
-    Args:
-        gradients: the gradients of this rank.
-        name: the name of the reductions.
-        how: the settings.
-        groups: the positions of the gradients of each group; None: each is reduced separately.
-        alike: see :class:`~horovod_runner.integrations.keras.reduction.Completed`; where it is
-            false, IndexedSlices are sent as dense tensors. None: they are alike.
+    ``groups`` has the positions of the gradients of each group; None reduces each separately. Where
+    ``alike`` of :class:`Completed` is false, IndexedSlices are sent as dense tensors.
     """
     if tf.executing_eagerly():
         return list(_in_graph(_reduce, name, how, groups)(list(gradients), alike))
@@ -108,16 +103,7 @@ def _count(flags: Any, name: str, how: Reduction) -> Any:
 
 
 def differentiate(loss: Any, variables: Sequence[Any], tape: Any = None) -> list[Any]:
-    """Return the gradients of a loss.
-
-    Args:
-        loss: a tensor that ``tape`` has recorded, or a function that returns the loss.
-        variables: Keras's or TensorFlow's variables.
-        tape: a GradientTape; None makes one for the function.
-
-    Raises:
-        ValueError: there is no tape, and ``loss`` is not a function.
-    """
+    """Return the gradients of a loss; see :meth:`Distributed.compute_gradients`."""
     if tape is None and not callable(loss):
         raise ValueError("compute_gradients of a tensor needs its tape: pass tape=, or a function")
     recorder = tf.GradientTape() if tape is None else tape
@@ -232,11 +218,12 @@ def _reduce(
     gradients: Sequence[Any], same: Any, name: str, how: Reduction, groups: Groups
 ) -> list[Any]:
     sparse = [isinstance(gradient, tf.IndexedSlices) for gradient in gradients]
-    if same is None or how.sparse_as_dense or not any(sparse):
+
+    def reduce_unchanged() -> list[Any]:
         return _reduce_as_they_are(gradients, name, how, groups)
 
-    def reduce_sparse() -> list[Any]:
-        return _reduce_as_they_are(gradients, name, how, groups)
+    if same is None or how.sparse_as_dense or not any(sparse):
+        return reduce_unchanged()
 
     def reduce_dense() -> list[Any]:
         reduced = _reduce_as_they_are(gradients, name, replace(how, sparse_as_dense=True), groups)
@@ -245,7 +232,7 @@ def _reduce(
             for tensor, gradient, was_sparse in zip(reduced, gradients, sparse, strict=True)
         ]
 
-    return list(tf.cond(same, reduce_sparse, reduce_dense))
+    return list(tf.cond(same, reduce_unchanged, reduce_dense))
 
 
 def _slices_of_all(tensor: Any, like: Any) -> Any:
@@ -260,16 +247,13 @@ def _reduce_as_they_are(
     reduced = list(gradients)
     dense = []
     for index, gradient in enumerate(gradients):
-        if not isinstance(gradient, tf.IndexedSlices):
-            dense.append(index)
-        elif how.sparse_as_dense:
-            reduced[index] = tf.convert_to_tensor(gradient)
+        if how.sparse_as_dense or not isinstance(gradient, tf.IndexedSlices):
             dense.append(index)
         else:
             with tf.device(how.device_sparse):
                 reduced[index] = _reduce_sparse(gradient, f"{name}.{index}", how)
+    tensors = [tf.convert_to_tensor(gradients[index]) for index in dense]
     with tf.device(how.device_dense):
-        tensors = [reduced[index] for index in dense]
         sums = _reduce_dense(tensors, dense, name, how, groups)
         for index, tensor in zip(dense, sums, strict=True):
             reduced[index] = tensor

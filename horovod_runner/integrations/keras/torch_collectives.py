@@ -74,11 +74,7 @@ def complete(
 
 
 def differentiate(loss: Any, variables: Sequence[Any], tape: Any = None) -> list[Any]:
-    """Raise an error: torch has no tape.
-
-    Raises:
-        NotImplementedError: always; the text says what to call instead.
-    """
+    """Raise NotImplementedError: torch has no tape."""
     raise NotImplementedError(
         "compute_gradients needs TensorFlow's GradientTape. On torch call loss.backward(), and "
         "optimizer.apply([v.value.grad for v in model.trainable_variables]), which averages them"

@@ -140,12 +140,9 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int) -> None:
 
 
 def is_seed(variable: Any) -> bool:
-    """Whether a variable is the state of a Keras 3 ``SeedGenerator``.
+    """Whether a variable, or TensorFlow's inside of it, is the state of a ``SeedGenerator``.
 
     Its name says so. Its type depends on the backend and on the release: uint32, int32 or int64.
-
-    Args:
-        variable: a variable of Keras, or the one of TensorFlow that it holds.
     """
     name = str(getattr(variable, "name", ""))
     return name.rpartition("/")[2].partition(":")[0] == "seed_generator_state"

@@ -84,11 +84,7 @@ def _announce(name: str) -> None:
 
 
 def patch_legacy(module: Any) -> None:
-    """Make Horovod's functions use the Keras of its classes.
-
-    It uses ``tf.keras`` for its classes, and the package ``keras`` for its functions. Called with
-    ``horovod.tensorflow.keras`` or its ``callbacks``.
-    """
+    """Make Horovod's functions use the Keras of its classes, ``tf.keras``, not ``keras``."""
     if not is_keras_3(module.__name__):
         module.K = module.keras.backend
 

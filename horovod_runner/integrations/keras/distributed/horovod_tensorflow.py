@@ -15,8 +15,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from horovod_runner.integrations.keras.reduction import Reduction, groups_of
 from horovod_runner.integrations.keras.values import is_seed
 from horovod_runner.worker.checks.models import check_same_model
+from horovod_runner.worker.imports.patches import instead_of
 
 # The arguments of horovod.tensorflow.DistributedOptimizer after use_locking; Keras's has others.
 _ORDER = (
@@ -28,11 +30,7 @@ _ORDER = (
 
 
 def patch(hvd: Any) -> None:
-    """Patch the module horovod.tensorflow.
-
-    Args:
-        hvd: the module.
-    """
+    """Patch the module horovod.tensorflow."""
     _patch_tape(hvd._DistributedGradientTape)
     _patch_broadcast(hvd)
     for name in ("allreduce", "grouped_allreduce", "reducescatter", "grouped_reducescatter"):
@@ -69,13 +67,14 @@ def _patch_broadcast(hvd: Any) -> None:
 
 def _patch_tape(tape: Any) -> None:
     """Make the methods of a DistributedGradientTape accept Keras 3's variables."""
-    original_gradient, original_register = tape.gradient, tape.register_local_source
 
-    def register_local_source(self: Any, source: Any) -> None:
-        original_register(self, _unwrapped(source))
+    @instead_of(tape, "register_local_source")
+    def register_local_source(plain: Any, self: Any, source: Any) -> None:
+        plain(self, _unwrapped(source))
 
-    def gradient(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
-        return original_gradient(self, target, [_unwrapped(s) for s in sources], *args, **kwargs)
+    @instead_of(tape, "gradient")
+    def gradient(plain: Any, self: Any, target: Any, sources: Any, *args: Any, **more: Any) -> Any:
+        return plain(self, target, [_unwrapped(source) for source in sources], *args, **more)
 
     def get_local_and_global_gradients(
         self: Any, target: Any, sources: Sequence[Any], *args: Any, **kwargs: Any
@@ -87,8 +86,6 @@ def _patch_tape(tape: Any) -> None:
             [pair for pair, local in zip(pairs, is_local, strict=True) if not local],
         )
 
-    tape.register_local_source = register_local_source
-    tape.gradient = gradient
     tape.get_local_and_global_gradients = get_local_and_global_gradients
 
 
@@ -118,7 +115,6 @@ def _with_our_reductions(hvd: Any) -> Callable[..., Any]:
                 *(gradient_predivide_factor, groups, process_set),
             )
         from horovod_runner.integrations.keras import tensorflow_collectives as collectives
-        from horovod_runner.integrations.keras.reduction import Reduction, groups_of
 
         how = Reduction(
             op=op,

@@ -31,9 +31,7 @@ class Variables(list[Any]):
 class _Unused:
     """Variables that this rank has no gradient for, and the optimizer's variables of them.
 
-    Args:
-        shared: the positions of the variables that ranks share.
-        completed: their gradients, counted; None: they were not.
+    ``shared`` has the positions of the variables that ranks share, ``completed`` their gradients.
     """
 
     def __init__(self, shared: Sequence[int] = (), completed: Completed | None = None) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import keras
 import numpy as np
@@ -13,10 +11,10 @@ import numpy as np
 from horovod_runner.data.feed.feed import Feed
 from horovod_runner.data.feed.rows_once import RowsOnce
 from horovod_runner.integrations.keras.collectives import collectives
+from horovod_runner.integrations.keras.fitting.patch import feed_behind
 from horovod_runner.wire.collectives import connected
 from horovod_runner.worker import context
 
-State = TypeVar("State")
 _FOR_TEXT = ("TextVectorization", "StringLookup", "IntegerLookup")
 
 
@@ -64,30 +62,11 @@ def adapt(layer: Any, data: Any, part: str | None = None) -> Any:
     return layer
 
 
-class _Counted(ABC, Generic[State]):
-    """What a layer learns from rows."""
-
-    def __init__(self, layer: Any) -> None:
-        self.layer = layer
-
-    @abstractmethod
-    def count(self, batch: Any) -> None:
-        """Count the rows of a batch."""
-
-    @abstractmethod
-    def state(self) -> State | None:
-        """Return what this rank has counted; None if it has no rows."""
-
-    @abstractmethod
-    def finish(self, states: Sequence[State]) -> None:
-        """Set the layer by what the ranks have counted, in the order of ranks."""
-
-
-class _Moments(_Counted[tuple[tuple[int, ...], int, Any, Any]]):
+class _Moments:
     """Of Normalization: shape of a row, values of each mean, means, sums of squared differences."""
 
     def __init__(self, layer: Any) -> None:
-        super().__init__(layer)
+        self.layer = layer
         self._total: tuple[tuple[int, ...], int, Any, Any] | None = None
 
     def count(self, batch: Any) -> None:
@@ -103,9 +82,11 @@ class _Moments(_Counted[tuple[tuple[int, ...], int, Any, Any]]):
         self._total = found if self._total is None else _added(self._total, found)
 
     def state(self) -> Any:
+        """What this rank has counted; None if it has no rows."""
         return self._total
 
     def finish(self, states: Sequence[Any]) -> None:
+        """Set the layer by what the ranks have counted."""
         total = states[0]
         for state in states[1:]:
             total = _added(total, state)
@@ -132,11 +113,11 @@ def _added(first: Any, second: Any) -> Any:
     return shape, both, mean + step * (other_count / both), squares
 
 
-class _Tokens(_Counted[tuple[Any, ...]]):
+class _Tokens:
     """Of a vocabulary: tokens and counts; for TF-IDF also by document, and the documents."""
 
     def __init__(self, layer: Any) -> None:
-        super().__init__(layer)
+        self.layer = layer
         self._lookup = getattr(layer, "_lookup_layer", layer)
         self._by_document = self._lookup.output_mode == "tf_idf"
         layer.reset_state()
@@ -175,11 +156,11 @@ class _Tokens(_Counted[tuple[Any, ...]]):
         self.layer.finalize_state()
 
 
-class _Quantiles(_Counted[Any]):
+class _Quantiles:
     """Of Discretization: values and weights, an array of shape (2, values)."""
 
     def __init__(self, layer: Any) -> None:
-        super().__init__(layer)
+        self.layer = layer
         layer.reset_state()
 
     def count(self, batch: Any) -> None:
@@ -194,21 +175,17 @@ class _Quantiles(_Counted[Any]):
         self.layer.finalize_state()
 
 
-def _counted(layer: Any) -> _Counted[Any]:
-    """Counts for a layer.
-
-    Raises:
-        TypeError: it is of another kind.
-        ValueError: it has its statistics already.
-    """
+def _counted(layer: Any) -> _Moments | _Tokens | _Quantiles:
+    """Counts what a layer learns from rows."""
     kinds = keras.layers
     lookup: Any = getattr(layer, "_lookup_layer", layer)
+    kind: type[_Moments | _Tokens | _Quantiles]
     if isinstance(layer, kinds.Normalization):
-        has, by = layer.input_mean is not None, "mean= and variance="
+        kind, has, by = _Moments, layer.input_mean is not None, "mean= and variance="
     elif isinstance(layer, kinds.Discretization):
-        has, by = layer.num_bins is None, "bin_boundaries="
+        kind, has, by = _Quantiles, layer.num_bins is None, "bin_boundaries="
     elif isinstance(layer, tuple(getattr(kinds, name) for name in _FOR_TEXT)):
-        has, by = lookup._has_input_vocabulary, "vocabulary= or set_vocabulary"
+        kind, has, by = _Tokens, lookup._has_input_vocabulary, "vocabulary= or set_vocabulary"
     else:
         raise TypeError(
             f"adapt does not know {type(layer).__name__}: it adapts Normalization, Discretization, "
@@ -219,27 +196,23 @@ def _counted(layer: Any) -> _Counted[Any]:
             f"{layer.name} has its statistics already, by {by}: leave that out, or do not adapt "
             "the layer"
         )
-    if isinstance(layer, kinds.Normalization):
-        return _Moments(layer)
-    return _Quantiles(layer) if isinstance(layer, kinds.Discretization) else _Tokens(layer)
+    return kind(layer)
 
 
 def _batches(data: Any, part: str | None) -> Iterator[Any]:
     """The layer's part of each batch of this rank's rows."""
     names: Sequence[str] = ()
     if isinstance(data, Feed):
-        once = RowsOnce(data)
-        names = once.names
-        batches: Any = once if once.rows else ()
-    elif (found := _rows_of_dataset(data)) is not None:
-        batches, once = found
-        names = once.names
-        batches = batches if once.rows else ()
+        batches: Any = RowsOnce(data)
+        names, has_rows = batches.names, batches.rows > 0
+    elif feed_behind(data) is not None:
+        batches, once = _rows_of_dataset(data)
+        names, has_rows = once.names, once.rows > 0
     elif hasattr(data, "shape") or (isinstance(data, list) and data and not _is_batch(data[0])):
-        batches = [data] if len(data) else ()
+        batches, has_rows = [data], len(data) > 0
     else:
-        batches = data
-    for batch in batches:
+        batches, has_rows = data, True
+    for batch in batches if has_rows else ():
         yield _part_of(batch, part, names)
 
 
@@ -248,13 +221,8 @@ def _is_batch(value: Any) -> bool:
 
 
 def _rows_of_dataset(data: Any) -> Any:
-    """The rows of a dataset that a Shard has made; None for other data."""
-    if "tensorflow" not in sys.modules:
-        return None
     from horovod_runner.data.feed import tf_feed
 
-    if tf_feed.feed_behind(data) is None:
-        return None
     found = tf_feed.rows_once(data)
     if found is None:
         raise ValueError(
@@ -266,7 +234,6 @@ def _rows_of_dataset(data: Any) -> Any:
 
 
 def _part_of(batch: Any, part: str | None, names: Sequence[str]) -> Any:
-    """The layer's part of a batch."""
     if isinstance(batch, tuple | list) and part is not None and len(batch) == len(names):
         batch = dict(zip(names, batch, strict=True))
     elif isinstance(batch, tuple):

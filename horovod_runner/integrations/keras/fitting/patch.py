@@ -34,7 +34,7 @@ def _prepare(arguments: dict[str, Any]) -> None:
     x = arguments.get("x")
     if isinstance(x, Feed):
         arguments["x"] = _loader(x, "x", arguments.pop("steps_per_epoch", None))
-    if isinstance(x, Feed) or _feed_behind(x) is not None:
+    if isinstance(x, Feed) or feed_behind(x) is not None:
         # The feed shuffles, and Keras warns that it does not.
         arguments.setdefault("shuffle", False)
     once = _validate_on_all_rows(arguments)
@@ -47,7 +47,7 @@ def _weigh_classes(arguments: dict[str, Any]) -> None:
     """Multiply the weights of a dataset's rows by those of their classes; Keras refuses both."""
     data: Any = arguments.get("x")
     weights = arguments.get("class_weight")
-    if not weights or _feed_behind(data) is None:
+    if not weights or feed_behind(data) is None:
         return
     import tensorflow
 
@@ -75,7 +75,7 @@ def _validate_on_all_rows(arguments: dict[str, Any]) -> RowsOnce[Any] | None:
     if isinstance(data, Feed):
         once: RowsOnce[Any] = RowsOnce(data)
         arguments["validation_data"] = _loader(once, "validation_data", steps)
-    elif _feed_behind(data) is None or _has_fixed_batch(arguments["self"]):
+    elif feed_behind(data) is None or _has_fixed_batch(arguments["self"]):
         return None
     else:
         from horovod_runner.data.feed import tf_feed
@@ -90,7 +90,7 @@ def _validate_on_all_rows(arguments: dict[str, Any]) -> RowsOnce[Any] | None:
     return once
 
 
-def _feed_behind(data: Any) -> Feed[Any] | None:
+def feed_behind(data: Any) -> Feed[Any] | None:
     """The feed whose batches a dataset of TensorFlow has, also after ``map``."""
     if "tensorflow" not in sys.modules:
         return None
@@ -107,11 +107,7 @@ def _has_fixed_batch(model: Any) -> bool:
 
 
 def _loader(feed: Feed[Any], name: str, steps: int | None) -> Any:
-    """A feed of tensors as a DataLoader, which Keras takes.
-
-    Raises:
-        TypeError: Keras's backend is TensorFlow.
-    """
+    """A feed of tensors as a DataLoader, which Keras takes."""
     import keras
 
     if keras.backend.backend() != "torch":

@@ -20,14 +20,12 @@ class Validated:
     Args:
         model: after ``evaluate``.
         has_rows: whether the part has rows; False leaves the states out.
-
-    Attributes:
-        layout: describes the states, which all ranks must have alike.
     """
 
     def __init__(self, model: Any, has_rows: bool) -> None:
         self._model = model
         self._variables = [v for metric in _summed(model.metrics) for v in metric.variables]
+        # All ranks must have states alike.
         self.layout = [str(tuple(variable.shape)) for variable in self._variables]
         flat = [np.float64(_array(variable)).ravel() for variable in self._variables]
         self._states = np.concatenate(flat) * has_rows if flat else np.zeros(0)
