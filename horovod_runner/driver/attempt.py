@@ -12,7 +12,6 @@ from typing import Any
 
 from horovod_runner.checkpoints.archive import Archive
 from horovod_runner.common.text import count_text, ranks_text
-from horovod_runner.driver.checks import checks_of
 from horovod_runner.driver.intake import Intake
 from horovod_runner.driver.launcher import (
     Launch,
@@ -65,7 +64,6 @@ class AttemptRunner:
         self._launcher = launcher
         self._sink = sink
         self._requests = requests
-        self._checks = checks_of(job)
         self._traces = Arrivals(job.run_id, job.options.debug_config.torch_profiler)
         self._intake = Intake(sink, archive, self._traces, job.checkpoints, job.limits)
 
@@ -87,9 +85,7 @@ class AttemptRunner:
             launch = self._launcher.launch(
                 LaunchRequest(job, channel.address, channel.wake, self._dataframes)
             )
-            supervisor = Supervisor(
-                job, channel, launch, self._intake, self._requests, checks=self._checks
-            )
+            supervisor = Supervisor(job, channel, launch, self._intake, self._requests)
             with self._requests.answered_by(supervisor):
                 try:
                     outcomes, reported = self._supervise(channel, launch, supervisor)
@@ -160,7 +156,7 @@ class AttemptRunner:
             raise failures.run_error(outcomes, reported)
         supervisor.notes.finish()
         detached = any(outcome.record for outcome in outcomes)
-        weights = self._checks.weights
+        weights = supervisor.weights
         checked = weights is None or weights.compared or detached or self._job.size == 1
         if not checked:
             self._sink.notice(_UNCOMPARED)

@@ -11,14 +11,13 @@ from collections.abc import Iterable
 from typing import Final, assert_never, cast
 
 from horovod_runner.common.text import ranks_text
-from horovod_runner.driver.checks import Checks
 from horovod_runner.driver.intake import Content, Observer, OwnMessage
 from horovod_runner.driver.launcher import Launch, TaskLostError
 from horovod_runner.driver.phases import Phase, State, Trigger
 from horovod_runner.driver.presence import Presence
 from horovod_runner.driver.requests import Requests
 from horovod_runner.driver.roster import Roster
-from horovod_runner.driver.sync_check import NoteCheck
+from horovod_runner.driver.sync_check import NoteCheck, SyncCheck
 from horovod_runner.driver.watchdog import Watchdog
 from horovod_runner.errors import (
     CancelledError,
@@ -46,12 +45,12 @@ class Supervisor:
         launch: the launch of the tasks.
         observer: receives what the ranks send.
         requests: what other threads ask for.
-        checks: decide whether the ranks hang, and whether their weights differ.
 
     Attributes:
         phase: the state of the attempt.
         roster: who takes part.
         notes: the comparison of what the ranks' code does.
+        weights: the comparison of their weights; None: nobody wants that.
         problem: why the attempt cannot succeed, where that is no rank's failure.
         failed: the ranks that failed by themselves, by task, in the order of their reports.
     """
@@ -63,8 +62,6 @@ class Supervisor:
         launch: Launch,
         observer: Observer,
         requests: Requests,
-        *,
-        checks: Checks,
     ) -> None:
         self._job = job
         self._limits = job.limits
@@ -74,15 +71,14 @@ class Supervisor:
         self._requests = requests
         self.phase = Phase(job.limits)
         self.roster = Roster(job, self._notice)
-        self._weights = checks.weights
+        compares = job.options.debug_config.weight_check == "epoch"
+        self.weights = SyncCheck(job.size) if compares else None
         self.notes = NoteCheck(job.size, self.roster.host_of, self._notice, limits=job.limits)
         self.problem: HorovodRunnerError | None = None
         self.failed: dict[int, int] = {}
         self._secondary: dict[int, int] = {}  # ranks that noticed another one's end, by task
         self._presence = Presence(channel, launch, job.limits)
-        self._watchdog = Watchdog(
-            job, checks, self._notice, lambda: self._send_all(messages.ShowStacks())
-        )
+        self._watchdog = Watchdog(job, self._notice, lambda: self._send_all(messages.ShowStacks()))
         self._launched_at = time.monotonic()
         self._tick_at = 0.0
 
@@ -393,8 +389,8 @@ class Supervisor:
         try:
             if isinstance(message, measurements.Note):
                 self.notes.take(message)
-            elif self._weights is not None:
-                self._weights.take(message)
+            elif self.weights is not None:
+                self.weights.take(message)
             else:
                 self._channel.dropped += 1  # nobody asked
         except SyncError as error:
@@ -419,7 +415,7 @@ class Supervisor:
             self._end(Trigger.TIMEOUT, "all ranks failed")  # there is nobody to wait for
 
     def _on_ended(self, task: int, message: messages.Ended) -> None:
-        missing = message.sent - self._channel.received(task) + 1
+        missing = message.sent - self._channel.received[task] + 1
         if missing > 0:
             self._notice(f"{missing} batches of messages from task {task} were lost on the way")
         self._channel.send(task, messages.Taken())

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 import time
 from collections.abc import Collection
 
+from horovod_runner.common.threads import start_thread
 from horovod_runner.driver.launcher import (
     Launch,
     LaunchRequest,
@@ -71,16 +71,9 @@ class LocalMembers(MemberTasks):
     def __init__(self, request: PoolRequest) -> None:
         here = _Here(request.job)
         self._threads = [
-            threading.Thread(
-                target=serve,
-                args=[request.job, request.address, seat, here.setup(0)],
-                name=f"horovod_runner-seat-{seat}",
-                daemon=True,
-            )
+            start_thread(f"seat-{seat}", serve, request.job, request.address, seat, here.setup(0))
             for seat in range(request.seats)
         ]
-        for thread in self._threads:
-            thread.start()
 
     def close(self, served: Collection[int], seconds: float) -> None:
         """Wait for the threads, which the pool has told to end. They cannot be ended by force."""
@@ -120,14 +113,7 @@ class LocalLaunch(Launch):
         self._wake = request.wake
         self._outcomes: list[Outcome] = []
         self._here = _Here(job)
-        self._threads = [
-            threading.Thread(
-                target=self._run, args=[task], name=f"horovod_runner-rank-{task}", daemon=True
-            )
-            for task in range(job.size)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._threads = [start_thread(f"rank-{task}", self._run, task) for task in range(job.size)]
 
     def _run(self, task: int) -> None:
         try:

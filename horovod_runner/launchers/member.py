@@ -21,6 +21,7 @@ import zmq
 
 from horovod_runner.checkpoints.commits import Commits
 from horovod_runner.common.limits import Limits
+from horovod_runner.common.threads import start_thread
 from horovod_runner.host import network
 from horovod_runner.host.scratch import RunFolder, memory_folder
 from horovod_runner.task.task import TaskSetup, keep_scratch, run_rank
@@ -99,10 +100,7 @@ class _PoolContact:
         self._attempt = 0
         self._over = False
         self._wake_read, self._wake_write = os.pipe()
-        self._thread = threading.Thread(
-            target=self._talk, name=f"horovod_runner-seat-{seat}", daemon=True
-        )
-        self._thread.start()
+        self._thread = start_thread(f"seat-{seat}", self._talk)
 
     def finish(self, done: Done) -> None:
         """Tell the pool that the work is done."""

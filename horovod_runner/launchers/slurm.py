@@ -17,15 +17,15 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 
 import msgspec
 
 from horovod_runner.common.limits import DEFAULTS, Limits
+from horovod_runner.common.threads import start_thread
 from horovod_runner.driver.launcher import (
     Launch,
     LaunchRequest,
@@ -166,15 +166,9 @@ class SlurmLaunch(Launch):
         self.expected = time.monotonic() + seconds
         self._process = srun.start(srun.command(job.size), job, subprocess.PIPE)
         parcel = srun.parcel_of(job, request.address)
-        self._writer = self._start(lambda: self._write(parcel))
-        self._error_reader = self._start(self._read_errors)
-        self._reader = self._start(self._read)
-
-    @staticmethod
-    def _start(work: Callable[[], None]) -> threading.Thread:
-        thread = threading.Thread(target=work, name="horovod_runner-srun", daemon=True)
-        thread.start()
-        return thread
+        self._writer = start_thread("srun", self._write, parcel)
+        self._error_reader = start_thread("srun", self._read_errors)
+        self._reader = start_thread("srun", self._read)
 
     def _write(self, parcel: bytes) -> None:
         assert self._process.stdin is not None  # noqa: S101 - a pipe, see above

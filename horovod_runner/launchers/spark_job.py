@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from horovod_runner.common.spark_session import collect_in_arrow, conf_of, spark_context
+from horovod_runner.common.threads import start_thread
 from horovod_runner.driver.launcher import (
     JobCancelledError,
     Launch,
@@ -74,7 +75,7 @@ class SparkLaunch(Launch):
 
     def _watch_starts(self) -> None:
         """Notice when Spark has started all tasks."""
-        threading.Thread(target=self._poll_starts, name="horovod_runner-tasks", daemon=True).start()
+        start_thread("tasks", self._poll_starts)
 
     def _poll_starts(self) -> None:
         with suppress(Exception):  # the session has ended
@@ -297,9 +298,7 @@ class SparkMembers(MemberTasks):
             thread.daemon = True
             thread.start()
         if (conf_of(spark, "spark.decommission.enabled") or "").lower() == "true":
-            threading.Thread(
-                target=self._watch, name="horovod_runner-decommission", daemon=True
-            ).start()
+            start_thread("decommission", self._watch)
 
     def _group(self, seat: int) -> str:
         """The name of a seat's job group."""

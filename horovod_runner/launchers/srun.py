@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Collection
 
+from horovod_runner.common.threads import start_thread
 from horovod_runner.driver.launcher import MemberTasks, PoolRequest
 from horovod_runner.errors import LaunchError
 from horovod_runner.wire import job_file
@@ -86,13 +87,8 @@ class SlurmMembers(MemberTasks):
         self._over = threading.Event()
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._threads = [
-            threading.Thread(
-                target=self._keep, args=[seat], name=f"horovod_runner-srun-{seat}", daemon=True
-            )
-            for seat in range(request.seats)
+            start_thread(f"srun-{seat}", self._keep, seat) for seat in range(request.seats)
         ]
-        for thread in self._threads:
-            thread.start()
 
     def _keep(self, seat: int) -> None:
         """Run a seat's task, again and again until the pool is closed."""

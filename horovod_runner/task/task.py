@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from horovod_runner.common.threads import start_thread
 from horovod_runner.errors import DataError, HorovodRunnerError, LaunchError
 from horovod_runner.host import control_groups, gpus, software
 from horovod_runner.host.scratch import (
@@ -321,8 +322,7 @@ def _restart_prepared(worker: WorkerProcess, commits: str) -> Iterator[None]:
                 server.keep(json.loads(path.read_text()))
                 return
 
-    thread = threading.Thread(target=prepare, name="horovod_runner-restart", daemon=True)
-    thread.start()
+    thread = start_thread("restart", prepare)
     try:
         yield
     finally:

@@ -28,6 +28,7 @@ import zmq
 
 from horovod_runner.common.limits import DEFAULTS, Limits
 from horovod_runner.common.text import count_text
+from horovod_runner.common.threads import start_thread
 from horovod_runner.errors import ChannelError
 from horovod_runner.wire import messages
 from horovod_runner.wire.addresses import ChannelAddress
@@ -65,6 +66,7 @@ class Channel:
 
     Attributes:
         address: for the ranks.
+        received: how many batches each task has sent.
         refused: failed handshakes: missing or wrong keys.
         dropped: batches with the right keys that were not valid messages or came from no task of
             the run. The caller adds the messages that it drops.
@@ -83,7 +85,7 @@ class Channel:
         self.dropped = 0
         self.broken = 0
         self._limits = limits
-        self._received = dict.fromkeys(range(size), 0)
+        self.received = dict.fromkeys(range(size), 0)
         self._tasks = {routing_id(task): task for task in range(size)}
         server_public, server_secret = zmq.curve_keypair()
         client_public, client_secret = zmq.curve_keypair()
@@ -104,10 +106,7 @@ class Channel:
         )
         # In a separate thread: all of ZeroMQ stalls when these events are not read, and the
         # receiving thread may be busy with a slow terminal.
-        self._counter = threading.Thread(
-            target=self._count_events, name="horovod_runner-events", daemon=True
-        )
-        self._counter.start()
+        self._counter = start_thread("events", self._count_events)
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
@@ -164,12 +163,8 @@ class Channel:
             except (KeyError, ValueError, msgspec.MsgspecError):
                 self.dropped += 1
                 continue
-            self._received[task] += 1
+            self.received[task] += 1
             yield task, decoded
-
-    def received(self, task: int) -> int:
-        """How many batches a task has sent."""
-        return self._received[task]
 
     def _count_events(self) -> None:
         seen = Counter[int]()

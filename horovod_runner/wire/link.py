@@ -39,6 +39,7 @@ class Link:
     Attributes:
         sent: how many batches ZeroMQ has accepted.
         dropped: how many batches were discarded because they could not be queued.
+        socket: to poll for :attr:`wanted`.
         monitor: a socket to poll; readable when the connection has changed.
     """
 
@@ -48,31 +49,26 @@ class Link:
         self._reached = False
         self._spool = Spool()
         self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.routing_id = routing_id(task)
-        self._socket.curve_serverkey = address.server_key
-        self._socket.curve_publickey = address.client_public_key
-        self._socket.curve_secretkey = address.client_secret_key
-        self._socket.sndhwm = 16
-        self._socket.linger = 0
-        self._socket.reconnect_ivl = 100  # ms
-        set_heartbeat(self._socket, limits)
+        self.socket = self._context.socket(zmq.DEALER)
+        self.socket.routing_id = routing_id(task)
+        self.socket.curve_serverkey = address.server_key
+        self.socket.curve_publickey = address.client_public_key
+        self.socket.curve_secretkey = address.client_secret_key
+        self.socket.sndhwm = 16
+        self.socket.linger = 0
+        self.socket.reconnect_ivl = 100  # ms
+        set_heartbeat(self.socket, limits)
         self._lost_at: float | None = None
         self._beat_at = 0.0
-        self.monitor = self._socket.get_monitor_socket(
+        self.monitor = self.socket.get_monitor_socket(
             zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
         )
-        self._socket.connect(f"tcp://{address.host}:{address.port}")
-
-    @property
-    def socket(self) -> zmq.Socket[bytes]:
-        """The socket to poll for :attr:`wanted`."""
-        return self._socket
+        self.socket.connect(f"tcp://{address.host}:{address.port}")
 
     @property
     def wanted(self) -> int:
         """The events to poll for: input always, output while batches wait."""
-        return zmq.POLLIN | (zmq.POLLOUT if len(self._spool) else 0)
+        return zmq.POLLIN | (zmq.POLLOUT if self.waiting else 0)
 
     @property
     def waiting(self) -> int:
@@ -159,11 +155,11 @@ class Link:
 
     def flush(self) -> None:
         """Send what ZeroMQ accepts without blocking."""
-        while len(self._spool) and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:
+        while len(self._spool) and int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:
             batch = self._spool.get()
             parts = [batch[at : at + PART_BYTES] for at in range(0, len(batch), PART_BYTES)]
             # This cannot block: POLLOUT was set, and no other thread sends.
-            self._socket.send_multipart(parts)
+            self.socket.send_multipart(parts)
             self.sent += 1
 
     def receive(self) -> list[FromDriver]:
@@ -171,7 +167,7 @@ class Link:
         received: list[FromDriver] = []
         while True:
             try:
-                batch = self._socket.recv(zmq.NOBLOCK)
+                batch = self.socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return received
             with suppress(ValueError, msgspec.MsgspecError):
@@ -181,7 +177,7 @@ class Link:
         """Send what waits and return the driver's messages, after at most ``timeout`` seconds."""
         self.beat()
         self.flush()
-        self._socket.poll(round(timeout * 1000), self.wanted)
+        self.socket.poll(round(timeout * 1000), self.wanted)
         self.observe()
         self.flush()
         return self.receive()
@@ -189,8 +185,8 @@ class Link:
     def close(self) -> None:
         """Close the socket and drop what still waits. May be called twice."""
         self._spool.close()
-        if not self._socket.closed:
-            self._socket.disable_monitor()
+        if not self.socket.closed:
+            self.socket.disable_monitor()
             self.monitor.close(linger=0)
-            self._socket.close(linger=0)
+            self.socket.close(linger=0)
             self._context.term()

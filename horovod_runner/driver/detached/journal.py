@@ -13,12 +13,13 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
 from horovod_runner.checkpoints.checkpoint import LIVE, has_probe
 from horovod_runner.common.limits import DEFAULTS, Limits
+from horovod_runner.common.threads import start_thread
 from horovod_runner.driver.detached.served import CalledFolder, ServedFolder
 from horovod_runner.host.folders.folder import Folder
 from horovod_runner.host.folders.opening import open_folder
@@ -28,26 +29,12 @@ from horovod_runner.wire.job_file import CheckpointPlan
 _PERIOD_SECONDS: Final = 1.0
 _MOST_UNREAD = 8  # files; then the writer waits for the driver
 _MOST_BROKEN: Final = 30
+#: Where the driver reads a journal.
+JournalSource = Folder | CalledFolder
 
 
 def _name(plan: CheckpointPlan, number: int) -> str:
     return f"{LIVE}{plan.token}-{plan.attempt}-{number}"
-
-
-class JournalSource(Protocol):
-    """Where the driver reads a journal.
-
-    Attributes:
-        url: for people.
-    """
-
-    url: str
-
-    def read(self, name: str) -> bytes:
-        """Read a file; raises an exception of any kind if it is not there."""
-
-    def remove(self, name: str) -> None:
-        """Remove a file; raises an exception of any kind if that fails."""
 
 
 def open_writer(job: Job) -> JournalWriter | None:
@@ -98,10 +85,7 @@ class JournalWriter:
         self._due_at = 0.0
         self._given: SimpleQueue[list[Kept] | None] = SimpleQueue()
         self._closed = threading.Event()
-        self._thread = threading.Thread(
-            target=self._work, name="horovod_runner-journal", daemon=True
-        )
-        self._thread.start()
+        self._thread = start_thread("journal", self._work)
 
     @property
     def ready(self) -> bool:
@@ -177,10 +161,7 @@ class JournalReader:
         self._broken = 0
         self._read: SimpleQueue[list[Kept]] = SimpleQueue()
         self._over = threading.Event()
-        self._thread = threading.Thread(
-            target=self._work, name="horovod_runner-journal", daemon=True
-        )
-        self._thread.start()
+        self._thread = start_thread("journal", self._work)
 
     def take(self) -> list[list[Kept]]:
         """What has been read since the last call."""

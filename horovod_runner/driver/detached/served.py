@@ -8,13 +8,13 @@ which host task 0 runs, and the driver has chosen the ports beforehand.
 
 from __future__ import annotations
 
-import threading
 from contextlib import suppress
 from typing import Final
 
 import zmq
 
 from horovod_runner.common.limits import DEFAULTS, Limits
+from horovod_runner.common.threads import start_thread
 from horovod_runner.wire.addresses import Call
 from horovod_runner.wire.transport import OneKey, guarded_socket, set_heartbeat
 
@@ -49,10 +49,7 @@ class ServedFolder:
             self._authenticator.stop()
             self._context.destroy()
             raise OSError(f"none of the ports {call.ports} is free")
-        self._thread = threading.Thread(
-            target=self._serve, name="horovod_runner-served", daemon=True
-        )
-        self._thread.start()
+        self._thread = start_thread("served", self._serve)
 
     def _bind(self, port: int) -> bool:
         with suppress(zmq.ZMQError):

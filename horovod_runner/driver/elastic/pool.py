@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from horovod_runner.common.threads import start_thread
 from horovod_runner.driver.elastic.launch import PooledLaunch
 from horovod_runner.driver.elastic.members import Members, PoolMember
 from horovod_runner.driver.elastic.scaling import ScalingPolicy
@@ -99,8 +100,7 @@ class Pool(Launcher):
         except BaseException:
             self._channel.close()
             raise
-        self._thread = threading.Thread(target=self._work, name="horovod_runner-pool", daemon=True)
-        self._thread.start()
+        self._thread = start_thread("pool", self._work)
         return self
 
     def __exit__(self, *_: object) -> None:

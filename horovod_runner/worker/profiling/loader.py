@@ -19,6 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from horovod_runner.common.descriptors import free_front
+from horovod_runner.common.threads import start_thread
 from horovod_runner.wire.framing import complete, frame, unframe
 from horovod_runner.worker.imports.patches import instead_of
 from horovod_runner.worker.profiling.clock import cells, clock
@@ -153,8 +154,7 @@ class _OwnLines:
         self._monotonic = monotonic
         self._ended = threading.Event()
         self._sampler = Sampler(clock=monotonic)
-        self._thread = threading.Thread(target=self._run, name="horovod_runner-lines", daemon=True)
-        self._thread.start()
+        self._thread = start_thread("lines", self._run)
 
     def finish(self) -> None:
         """Write the rest."""

@@ -17,13 +17,13 @@ import hmac
 import re
 import secrets
 import socket
-import threading
 from collections import Counter
 from contextlib import suppress
 from typing import Any
 from weakref import WeakValueDictionary
 
 from horovod_runner.common.limits import DEFAULTS, Limits
+from horovod_runner.common.threads import start_thread
 from horovod_runner.errors import LaunchError
 
 # The scopes and keys of gloo_context.cc, of Gloo's rendezvous/context.cc, and of spmd/mesh.py.
@@ -95,10 +95,7 @@ class Rendezvous:
         self.address = f"{host}:{self.port}/{self._token}"
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
-        self._thread = threading.Thread(
-            target=self._run, args=[listener], name="horovod_runner-rendezvous", daemon=True
-        )
-        self._thread.start()
+        self._thread = start_thread("rendezvous", self._run, listener)
 
     def __enter__(self) -> Rendezvous:
         return self
