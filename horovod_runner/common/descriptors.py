@@ -34,11 +34,8 @@ def write_all(descriptor: int, data: bytes | memoryview, offset: int | None = No
 def free_front(descriptor: int, size: int) -> None:
     """Free the disk's blocks under the first bytes of a file, whose other bytes stay in place.
 
-    Does nothing on file systems without such holes, such as NFS before 4.2.
-
-    Args:
-        descriptor: a file, open for writing.
-        size: how many bytes. They read as zeros after that.
+    The first ``size`` bytes then read as zeros. Does nothing on file systems without such holes,
+    such as NFS before 4.2.
     """
     import ctypes
 
@@ -51,11 +48,8 @@ def free_front(descriptor: int, size: int) -> None:
 def lock_byte(descriptor: int, byte: int) -> None:
     """Wait until no other process has locked a byte of a file, and lock it for this process.
 
-    The kernel unlocks it when this process ends. Threads of a process share its locks.
-
-    Args:
-        descriptor: a file, open for writing. Other processes have it open, too.
-        byte: which one; the file may be shorter.
+    The file is open for writing, and may be shorter. The kernel unlocks the byte when this process
+    ends. Threads of a process share its locks.
     """
     fcntl.lockf(descriptor, fcntl.LOCK_EX, 1, byte)
 

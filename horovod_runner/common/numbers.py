@@ -88,11 +88,7 @@ def plain_metrics(metrics: Any) -> dict[str, float | int]:
 
 
 def plain_number(name: str, value: Any) -> float | int:
-    """Convert a number, or a NumPy, torch or TensorFlow scalar, to a plain number.
-
-    Args:
-        name: the metric's, for the error.
-        value: to convert; booleans become 0 and 1.
+    """Convert a number, or a scalar of NumPy, torch or TensorFlow, to a plain one; booleans too.
 
     Raises:
         TypeError: ``value`` is something else.

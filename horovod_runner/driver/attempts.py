@@ -31,17 +31,7 @@ def run_attempts(
 ) -> Any:
     """Run a job to its end, and relaunch it from its latest checkpoint where that is decided.
 
-    Args:
-        job: what to run.
-        launcher: where.
-        sink: shows and records what comes back.
-        restarts: decides whether a failed attempt is followed by another one.
-        archive: the run's checkpoints.
-        dataframes: DataFrames whose rows are sent to the tasks with each launch, by dataset name.
-        requests: what other threads ask for.
-
-    Returns:
-        Rank 0's value.
+    Returns rank 0's value. The rows of DataFrames are sent to the tasks with each launch.
 
     Raises:
         Exception: that of the last attempt, as :meth:`AttemptRunner.run` raises it.
@@ -96,11 +86,7 @@ def run_attempts(
 
 
 def _resized(job: Job, launcher: Launcher) -> Job:
-    """The job with as many ranks as the next attempt has.
-
-    Raises:
-        SlotError: there are too few slots.
-    """
+    """The job with as many ranks as the next attempt has."""
     return replace(job, size=launcher.slots(job.size, job.limits.returning_slots))
 
 

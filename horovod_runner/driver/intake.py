@@ -59,10 +59,8 @@ class Observer:
     ) -> None:
         """Called when the tasks may be doing without this process.
 
-        Args:
-            address: of the channel that they do not reach.
-            wake: makes the supervisor call :meth:`idle`; for other threads.
-            task_0: see :class:`~horovod_runner.driver.launcher.Launch`.
+        They do not reach the address. ``wake`` makes the supervisor call :meth:`idle`; ``task_0``
+        is as in :class:`~horovod_runner.driver.launcher.Launch`.
         """
 
     def say_detached(self) -> None:
@@ -269,13 +267,7 @@ def _reporter(event: Kept) -> int | None:
 
 
 def _detached_notice(address: ChannelAddress, source: JournalSource | None, folder: str) -> str:
-    """What the user reads about detached mode.
-
-    Args:
-        address: this process's, which executors do not reach.
-        source: where the journal is; None if none has been found.
-        folder: the user's checkpoint_dir; empty without one.
-    """
+    """What the user reads about detached mode."""
     begin = (
         f"executors cannot reach this process at {address.host}:{address.port}. The ranks run in "
         "detached mode: what they print and report "

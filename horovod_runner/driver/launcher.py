@@ -122,9 +122,8 @@ class MemberTasks(ABC):
     def close(self, served: Collection[int], seconds: float) -> None:
         """Wait for the tasks that the pool has told to end; call off the others.
 
-        Args:
-            served: the seats whose tasks are there, as far as the pool knows.
-            seconds: after this time they are ended by force.
+        The tasks of ``served`` seats are there, as far as the pool knows. After some seconds they
+        are ended by force.
         """
 
 
@@ -173,10 +172,7 @@ class PoolKeeper(Launcher):
     needs_pool = False
 
     def check_pool(self, least: int) -> None:
-        """Check, before anything is launched, that this launcher can keep a pool of tasks.
-
-        Args:
-            least: how many tasks the run needs at least.
+        """Check, before anything is launched, that this launcher can keep a pool of so many tasks.
 
         Raises:
             SlotError: it cannot; says why.

@@ -209,9 +209,7 @@ class Phase:
     def on(self, trigger: Trigger, seconds: float | None = None) -> bool:
         """Move to the next state; False where the trigger changes nothing in this one.
 
-        Args:
-            trigger: what has happened.
-            seconds: how long the next state may last; by default what the table says.
+        The next state may last some seconds; by default what the table says.
         """
         target = TABLE[self.state].then.get(trigger)
         if target is None:

@@ -93,11 +93,7 @@ def short_of_ports(slots: Iterable[Slot], offers: Iterable[Offer]) -> list[str]:
 
 
 def _refuse_loopback(hosts: Sequence[Offer]) -> None:
-    """Raise LaunchError where a host has an address that the others cannot reach.
-
-    Args:
-        hosts: one offer of each host.
-    """
+    """Raise LaunchError where a host has an address that the others cannot reach."""
     hidden = [offer for offer in hosts if offer.address.startswith("127.")]
     if hidden and len(hidden) < len(hosts):  # otherwise all share one machine
         raise LaunchError(
@@ -111,9 +107,8 @@ def _refuse_loopback(hosts: Sequence[Offer]) -> None:
 def _refuse_same_address(hosts: Sequence[Offer]) -> None:
     """Raise LaunchError where two machines have the same address, as behind NAT.
 
-    Args:
-        hosts: one offer of each host. Containers in the network of their machine are several hosts
-            with one address, and usually one hostname; those reach each other.
+    Containers in the network of their machine are several hosts with one address, and usually one
+    hostname; those reach each other.
     """
     owner: dict[str, Offer] = {}
     for offer in hosts:

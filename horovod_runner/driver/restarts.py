@@ -81,11 +81,9 @@ class RestartPolicy:
         self._reached = -1
 
     def decide(self, error: Exception, step: int) -> Decision:
-        """Decide what follows an attempt.
+        """Decide what follows an attempt that raised an error.
 
-        Args:
-            error: what it raised.
-            step: the furthest step of any checkpoint or commit that is there; -1 for none.
+        ``step`` is the furthest of any checkpoint or commit that is there; -1 for none.
         """
         if isinstance(error, _FINAL) or self._max_restarts == 0:
             return Decision(None)

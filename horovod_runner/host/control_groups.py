@@ -69,11 +69,7 @@ class ControlGroups:
         return max(1, min([cores, *map(int, self._cpu_quotas(None))]))
 
     def cpu_quota(self, pid: int | None = None) -> float | None:
-        """The cores that a container's quota leaves to a process; None without a quota.
-
-        Args:
-            pid: the process; None: this one.
-        """
+        """The cores that a container's quota leaves to a process; None without a quota."""
         return min(self._cpu_quotas(pid), default=None)
 
     def cpu_time(self, pid: int | None = None) -> CpuTime:
@@ -118,9 +114,7 @@ class ControlGroups:
     def kill_counter(self, pid: int | None = None) -> Path:
         """The file that counts the processes which the kernel ended because memory was used up.
 
-        Args:
-            pid: those of this process's container are counted, or those of the host where there is
-                none; None: this process.
+        Those of a process's container, or of the host where there is none.
         """
         for version, folder in self._groups("memory", pid):
             path = folder / ("memory.events" if version == 2 else "memory.oom_control")
@@ -166,12 +160,7 @@ class ControlGroups:
                 yield MemoryLimit(limit, max(0, limit - used + cache), in_container=True)
 
     def _groups(self, controller: str, pid: int | None) -> Iterator[tuple[int, Path]]:
-        """The version and folder of each control group of a process, the innermost first.
-
-        Args:
-            controller: what it has to limit: "cpu", "memory" or "pids".
-            pid: the process; None: this one.
-        """
+        """The version and folder of each control group of a process, the innermost first."""
         try:
             lines = (self._proc / str(pid or "self") / "cgroup").read_text().splitlines()
         except OSError:  # not Linux, or the process has ended

@@ -84,18 +84,7 @@ class Detached:
             return network.default_address() or network.address_towards(socket.gethostname())
 
     def _gather(self, text: str, seconds: float | None) -> list[str]:
-        """Exchange texts with all tasks, through Spark's barrier.
-
-        Args:
-            text: this task's.
-            seconds: the time limit; None waits without limit.
-
-        Returns:
-            The texts of all tasks, in order.
-
-        Raises:
-            LaunchError: not all tasks came; Spark then ends the whole job.
-        """
+        """Exchange texts with all tasks, through Spark's barrier; in order of the tasks."""
         texts: list[str] = []
         errors: list[Exception] = []
 

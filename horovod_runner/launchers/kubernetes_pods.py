@@ -25,11 +25,7 @@ def reason(spark: SparkSession) -> str:
 
 
 def describe(pods: Iterable[Mapping[str, Any]]) -> str:
-    """Describe the pods that do not run.
-
-    Args:
-        pods: executor pods as the API server returns them, as JSON.
-    """
+    """Describe the executor pods that do not run, given all as the API server returns them."""
     pods = list(pods)
     if not pods:
         return (

@@ -37,13 +37,9 @@ _REPEAT_SECONDS = 1.0
 
 
 def serve(job: Job, pool: ChannelAddress, seat: int, setup: TaskSetup) -> None:
-    """Do the pool's work until the run is over, or the driver is gone.
+    """Do the pool's work in a seat until the run is over, or the driver is gone.
 
-    Args:
-        job: the run's; the pool's messages say what differs in an attempt.
-        pool: the pool's channel.
-        seat: the task's number in the pool.
-        setup: where this task runs.
+    The pool's messages say what differs from the job in an attempt.
     """
     with ExitStack() as stack:
         keep_scratch(job, stack)

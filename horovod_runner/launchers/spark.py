@@ -127,11 +127,7 @@ class SparkLauncher(PoolKeeper):
                 raise CancelledError("the run was cancelled while it waited for slots")
 
     def _check_compute(self) -> None:
-        """Tell what of Databricks' compute keeps ranks from starting.
-
-        Raises:
-            LaunchError: it is serverless.
-        """
+        """Tell what of Databricks' compute keeps ranks from starting."""
         compute = connect.sandboxed_compute()
         if compute is None:
             return

@@ -83,13 +83,7 @@ def run_member(
 ) -> Iterator[pa.RecordBatch]:
     """The body of a task of a pool, for ``mapInArrow``; yields nothing.
 
-    Args:
-        job: the run's.
-        pool: the pool's channel.
-        seat: the task's number in the pool.
-        batches: a row without meaning.
-        echo: whether the executor's log gets what the ranks print.
-        stays: whether the ranks' folder is the executor's on the driver's host, too.
+    See :func:`serve` and, for the rest, :func:`run_task`.
     """
     from pyspark import TaskContext
 

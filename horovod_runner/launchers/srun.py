@@ -22,7 +22,7 @@ _AGAIN_SECONDS = 1.0
 
 
 def command(size: int, *, together: bool = True) -> list[str]:
-    """The srun command of a launch with ``size`` ranks.
+    """The srun command of a launch with so many ranks.
 
     Args:
         size: the number of tasks.

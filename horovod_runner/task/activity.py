@@ -106,19 +106,10 @@ class Activity:
     def _measure_thread(
         self, pid: int, thread: Any, known: dict[int, _Thread], polls: bool
     ) -> bool:
-        """Judge a thread by its share of the time in which it could have had a core.
+        """Whether a thread was busy, by its share of the time in which it could have had a core.
 
-        The system counts a wait for a core when it is over.
-
-        Args:
-            pid: its process.
-            thread: what psutil says of it.
-            known: what was known of all threads.
-            polls: whether it may be one of Horovod's threads. They poll, which takes some of a
-                core without any work, so a thread counts as busy from a larger share on.
-
-        Returns:
-            Whether it was busy.
+        The system counts a wait for a core when it is over. Horovod's threads poll, which takes
+        some of a core without any work: a thread that may be one is busy from a larger share on.
         """
         now = time.monotonic()
         schedule = _schedule(pid, thread.id)

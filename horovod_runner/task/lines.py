@@ -24,15 +24,7 @@ class LineSplitter:
         self._partial = ""
 
     def feed(self, data: bytes, *, final: bool = False) -> tuple[str, list[str]]:
-        """Add bytes of the stream.
-
-        Args:
-            data: the next bytes.
-            final: whether the stream ends here.
-
-        Returns:
-            The text to show now, and the lines that these bytes completed.
-        """
+        """Add bytes of the stream; returns the text to show now, and the lines that end here."""
         text = self._decoder.decode(data, final)
         pending = self._partial + text
         end = pending.rfind("\n") + 1

@@ -33,13 +33,7 @@ class MeetingPoints(NamedTuple):
 
 @contextmanager
 def meeting_points(job: Job, task: int, address: str) -> Iterator[MeetingPoints]:
-    """Open the meeting points on task 0; empty ones on all other tasks.
-
-    Args:
-        job: what the ranks of the run execute.
-        task: this task's number.
-        address: this host's IPv4 address.
-    """
+    """Open the meeting points on task 0; empty ones on all other tasks."""
     if task != 0:
         yield MeetingPoints()
         return
@@ -64,14 +58,7 @@ def make_offer(
     task_gpus: tuple[str, ...] = (),
     interface: str = "",
 ) -> Offer:
-    """Describe this task's host to the driver.
-
-    Args:
-        job: what the ranks of the run execute.
-        address: the driver's channel.
-        task: this task's number.
-        task_gpus: the GPUs that Spark gave this task.
-        interface: the network interface for the ranks; empty for the one towards the driver.
+    """Describe this task's host to the driver; without an interface, by the one towards the driver.
 
     Raises:
         LaunchError: this host has no such interface, or no way to the driver.
@@ -105,10 +92,7 @@ def _address_towards(driver: str) -> str:
 def await_assignment(link: Link, address: ChannelAddress, patience: float) -> Assignment:
     """Wait until the driver has heard all tasks and assigns this one a slot.
 
-    Args:
-        link: this task's end of the channel.
-        address: the driver's channel.
-        patience: seconds within which the driver has to answer at all.
+    It has to answer at all within ``patience`` seconds.
 
     Raises:
         CalledOffError: the driver stopped the rank, or cannot be reached.

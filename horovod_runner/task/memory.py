@@ -44,15 +44,12 @@ _MOST_LOOKS: Final = _IN_A_ROW * max(count for count, _ in _SPANS)
 
 
 def seconds_left(looks: Sequence[tuple[float, int]], limit: int, lowest: int) -> float | None:
-    """How long the memory lasts, if it is nearly used up and is used up more and more.
+    """How many seconds the memory lasts, if it is nearly used up more and more; None otherwise.
 
     Args:
         looks: times in seconds, each with the bytes that were free then; the latest last.
         limit: the bytes that may be used.
         lowest: the fewest bytes that were free before these looks.
-
-    Returns:
-        Seconds; None if there is no reason to warn.
     """
     little = min(max(_LITTLE * limit, _LITTLE_BYTES), limit / 4)
     if len(looks) < _IN_A_ROW or max(free for _, free in looks[-2:]) >= little:

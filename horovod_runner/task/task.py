@@ -93,11 +93,6 @@ def run_rank(job: Job, address: ChannelAddress, setup: TaskSetup) -> Outcome:
 
     Whatever the rank itself does is in the outcome; it is never raised.
 
-    Args:
-        job: what to run.
-        address: the driver's channel.
-        setup: where this task runs.
-
     Raises:
         LaunchError: the driver cannot be reached, and the tasks could not meet without it.
     """
@@ -111,11 +106,7 @@ def run_rank(job: Job, address: ChannelAddress, setup: TaskSetup) -> Outcome:
 
 
 def _run_with(job: Job, address: ChannelAddress, setup: TaskSetup, stack: ExitStack) -> Outcome:
-    """Run one rank with the driver, or its stand-in, at an address.
-
-    Raises:
-        DetachError: the tasks must switch to detached mode.
-    """
+    """Run one rank with the driver, or its stand-in, at an address."""
     link = Link(address, setup.task, job.limits)
     try:
         # Before Hello: the driver starts all ranks once all tasks have said Hello, so a task that
@@ -339,12 +330,8 @@ def _gpu_variables(job: Job, assignment: Assignment) -> dict[str, str]:
 def _drain(link: Link, task: int, patience: float) -> int:
     """Wait until the driver has taken all messages; returns the number of batches it has not.
 
-    On a full disk some may be lost: the outcome never is.
-
-    Args:
-        link: the task's end of the channel.
-        task: the task's number.
-        patience: for so many seconds the driver may take none.
+    It may take none for ``patience`` seconds. On a full disk some may be lost: the outcome never
+    is.
     """
     dropped, expected = link.dropped, link.sent + link.waiting
     if not link.put_patiently(messages.Ended(task, expected), patience):

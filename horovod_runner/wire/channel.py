@@ -211,13 +211,9 @@ class Channel:
 
 
 def make_room(size: int, files: int) -> None:
-    """Raise this process's limit of open files, as far as the hard limit allows.
+    """Raise this process's limit of open files for ``size`` ranks, as far as the hard limit allows.
 
     ZeroMQ ends the process if it can open no more files, so that is prevented.
-
-    Args:
-        size: the number of ranks.
-        files: how many files are opened for them.
 
     Raises:
         ChannelError: the hard limit is too low.
@@ -248,11 +244,7 @@ def _open_files(limit: int) -> int:
 
 
 def _ipv4(host: str) -> str:
-    """The IPv4 address of a host.
-
-    Raises:
-        ChannelError: this machine knows none.
-    """
+    """The IPv4 address of a host."""
     try:
         return socket.gethostbyname(host)
     except OSError as error:

@@ -34,10 +34,7 @@ def connected_library() -> tuple[Library, Any] | None:
 def connected(
     what: str = "load_checkpoint broadcasts from a rank to the others",
 ) -> SmallCollectives:
-    """The collectives of the library that ``main`` has initialized.
-
-    Args:
-        what: what needs them, for the error.
+    """The collectives of the library that ``main`` has initialized; ``what`` needs them.
 
     Raises:
         RuntimeError: the ranks are not connected yet.

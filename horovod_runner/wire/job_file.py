@@ -230,22 +230,12 @@ class Forking(NamedTuple):
 
 
 def leave_file(commits: str, attempt: int) -> str:
-    """The path of the file that tells the ranks of a host to leave at their next commit.
-
-    Args:
-        commits: the host's folder for commits.
-        attempt: of the ranks.
-    """
+    """The path of the file that tells the ranks of a host to leave at their next commit."""
     return os.path.join(commits, f"leave-{attempt}")
 
 
 def remove_leave_files(commits: str, attempt: int) -> None:
-    """Remove the files of :func:`leave_file` of earlier attempts.
-
-    Args:
-        commits: the host's folder for commits.
-        attempt: that of the ranks from now on.
-    """
+    """Remove the files of :func:`leave_file` of attempts before this one."""
     for name in os.listdir(commits):
         before, _, number = name.partition("leave-")
         if not before and number.isdecimal() and int(number) < attempt:
@@ -254,22 +244,15 @@ def remove_leave_files(commits: str, attempt: int) -> None:
 
 
 def imported_file(commits: str) -> str:
-    """The path of the file that lists, as JSON, the frameworks that the ranks of a host imported.
-
-    Args:
-        commits: the host's folder for commits.
-    """
+    """The path of the file that lists, as JSON, the frameworks that ranks of a host imported."""
     return os.path.join(commits, "imported")
 
 
 def command(module: str, *arguments: str, directory: str | None = None) -> list[str]:
-    """The command line that starts one of our modules.
+    """The command line that starts one of our modules in a directory; None for this process's.
 
-    Args:
-        module: its name.
-        arguments: of the module.
-        directory: the process's working directory; None for this process's. Python's ``-P`` keeps
-            files there from hiding libraries, unless this package itself is imported from there.
+    Python's ``-P`` keeps files there from hiding libraries, unless this package itself is imported
+    from there.
     """
     home = os.path.abspath(f"{os.path.realpath(__file__)}/../../..")
     safe = os.path.realpath(directory or ".") != home

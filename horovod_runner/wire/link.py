@@ -131,14 +131,8 @@ class Link:
     def put_patiently(self, message: Message, patience: float) -> bool:
         """Queue a message; on a full disk wait until the driver has taken others.
 
-        The driver's messages that arrive meanwhile are dropped.
-
-        Args:
-            message: the message.
-            patience: the driver may take nothing for so many seconds; then the message is dropped.
-
-        Returns:
-            Whether the message is queued.
+        The driver's messages that arrive meanwhile are dropped. If the driver takes nothing for
+        ``patience`` seconds the message is dropped, and this returns False.
         """
         sent, deadline = self.sent, time.monotonic() + patience
         while True:

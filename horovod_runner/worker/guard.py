@@ -117,16 +117,7 @@ def _become_leader(process: int) -> None:
 
 
 def _wait(worker: int, lifeline: int, wake: int) -> int | None:
-    """Wait until the worker ends, and carry out the task's orders.
-
-    Args:
-        worker: its process id.
-        lifeline: where the orders come from.
-        wake: a pipe that is readable when a child has ended.
-
-    Returns:
-        The worker's wait status; None if the worker is to be killed.
-    """
+    """Carry out the task's orders; returns the worker's wait status, None if it is to be killed."""
     poller = select.poll()
     for descriptor in (lifeline, wake):
         poller.register(descriptor, select.POLLIN)
@@ -148,11 +139,7 @@ def _wait(worker: int, lifeline: int, wake: int) -> int | None:
 
 
 def _reap(worker: int) -> tuple[int | None, bool]:
-    """Reap the children that have ended.
-
-    Returns:
-        The worker's wait status if it is among them, and whether there are other children.
-    """
+    """Reap children that have ended; returns the worker's wait status, and whether others live."""
     status = None
     while True:
         try:
@@ -166,14 +153,7 @@ def _reap(worker: int) -> tuple[int | None, bool]:
 
 
 def _end_all(worker: int, status: int | None, wake: int, patience: float) -> GuardReport:
-    """Kill and reap all that the worker has started, orphans included.
-
-    Args:
-        worker: its process id.
-        status: its wait status; None if it has not ended yet.
-        wake: a pipe that is readable when a child has ended.
-        patience: seconds to wait for processes to end.
-    """
+    """Kill and reap all that the worker has started, orphans included, within some seconds."""
     poller = select.poll()
     poller.register(wake, select.POLLIN)
     until = time.monotonic() + patience

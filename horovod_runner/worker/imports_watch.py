@@ -45,10 +45,8 @@ class ImportsWatch:
     def preloadable(self, *, quiet: bool = False) -> tuple[str, ...]:
         """The frameworks that the next run can preload, in the order of their import.
 
-        Those that were imported after ``main`` had set a variable are left out, with a notice.
-
-        Args:
-            quiet: whether there is no notice.
+        Those that were imported after ``main`` had set a variable are left out, with a notice
+        unless ``quiet``.
         """
         imported = _imported_frameworks()
         if self._first is None:

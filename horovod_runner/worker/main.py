@@ -106,13 +106,7 @@ def _set_up_streams(stacks: int) -> None:
 
 
 def _enter_rank(job: WorkerJob, outcome_file: int, pipes: list[int]) -> RankContext:
-    """Make the job's rank the one of this process.
-
-    Args:
-        job: the job.
-        outcome_file: a descriptor; the file also serves as two locks.
-        pipes: the descriptors of the pipes for messages, reports and checkpoints.
-    """
+    """Make the job's rank the one of this process. The outcome file also serves as two locks."""
     message_pipe, report_pipe, file_parts = pipes
     if job_file.PMI_VARIABLE in os.environ:
         os.environ.update({**memory_variables(), **os.environ})  # the user's own value counts
@@ -238,10 +232,7 @@ def _end_timeline() -> None:
 
 
 def _write_outcome(descriptor: int, outcome: WorkerOutcome) -> WorkerOutcome:
-    """Write the outcome file; returns what was written, which is an error if it has no room.
-
-    It is in memory, or on a disk where the system has no such files.
-    """
+    """Write the outcome file; returns what was written, which is an error if it has no room."""
     try:
         job_file.write(descriptor, outcome)
     except OSError as error:
@@ -326,10 +317,7 @@ def _add_note(error: BaseException) -> None:
 
 
 def _pickle_error(error: BaseException) -> bytes:
-    """The pickled exception; empty if it cannot be pickled, or must not be raised on the driver.
-
-    SystemExit and KeyboardInterrupt must not.
-    """
+    """The pickled exception; empty if it cannot be pickled, or must not be raised on the driver."""
     if not isinstance(error, Exception):
         return b""
     try:

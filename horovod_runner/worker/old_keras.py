@@ -47,11 +47,8 @@ BY_PROGRAM: Final = (
 def add_note(error: BaseException, setting: str = _BY_HOROVOD_RUNNER) -> None:
     """Add a note to an exception if it comes from code for Keras 2 or TensorFlow 1.
 
-    Does nothing if neither Keras nor TensorFlow is imported.
-
-    Args:
-        error: the exception.
-        setting: how the ranks get TF_USE_LEGACY_KERAS.
+    ``setting`` says how the ranks get TF_USE_LEGACY_KERAS. Does nothing if neither Keras nor
+    TensorFlow is imported.
     """
     if "keras" not in sys.modules and "tensorflow" not in sys.modules:
         return
@@ -133,11 +130,9 @@ def _attribute(error: AttributeError, line: str) -> OldName | None:
 
 
 def _is_keras(thing: object, kind: str) -> bool:
-    """Whether an object is a model or optimizer of Keras.
+    """Whether an object, or else a class of this name, is a model or optimizer of Keras.
 
-    Args:
-        thing: the object; None in an exception that TensorFlow has made of another one.
-        kind: the name of its class.
+    There is no object in an exception that TensorFlow has made of another one.
     """
     if thing is not None:
         return any(base.__module__.partition(".")[0] == "keras" for base in type(thing).__mro__)

@@ -29,13 +29,7 @@ def is_sharded(model: Any) -> bool:
 
 
 def hash_weights(model: Any, rank: int, epoch: int | None) -> Weights:
-    """The message with the hashes of a rank's weights.
-
-    Args:
-        model: a torch module or a Keras model, whose trainable weights count; or tensors, arrays
-            and variables, in a dict or a list.
-        rank: the rank's number; only rank 0 sends the names.
-        epoch: the epoch that has ended; None if it is not known.
+    """The message with the hashes of a rank's weights; see ``check_weights``.
 
     Raises:
         TypeError: ``model`` holds something that is not a tensor, or no weights.

@@ -168,11 +168,7 @@ class JournalReader:
         return [self._read.get() for _ in range(self._read.qsize())]
 
     def finish(self, record: Record | None) -> list[list[Kept]]:
-        """Stop reading; returns the rest.
-
-        Args:
-            record: the stand-in's; None if it is lost.
-        """
+        """Stop reading; returns the rest. The record is the stand-in's; None if it is lost."""
         self._over.set()
         self._thread.join()
         until = time.monotonic() + self._limits.journal_rest

@@ -23,11 +23,7 @@ class ScalingPolicy:
     slot_timeout: float | None = None
 
     def first_size(self, expected: int | None) -> int:
-        """For how many tasks the first attempt waits.
-
-        Args:
-            expected: how many will start soon; None if that is not known.
-        """
+        """For how many tasks the first attempt waits; as many as are expected soon, where known."""
         if self.slot_timeout or expected is None:
             return self.most
         return min(self.most, max(self.least, expected))
@@ -35,11 +31,8 @@ class ScalingPolicy:
     def ends_attempt(self, working: int, waiting: int, leaving: bool, seconds: float) -> bool:
         """Whether the ranks of an attempt are to leave at their next commit.
 
-        Args:
-            working: how many ranks it has.
-            waiting: how many tasks wait for work.
-            leaving: whether a rank's executor is about to go.
-            seconds: since its start.
+        It has ``working`` ranks since some seconds, and ``waiting`` tasks wait for work.
+        ``leaving`` says whether a rank's executor is about to go.
         """
         grows = working < self.most and waiting > 0
         return leaving or (grows and seconds >= self.grow_after)

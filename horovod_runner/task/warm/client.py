@@ -61,10 +61,7 @@ class ForkedGuard:
         return None
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait until the guard has ended; returns what :meth:`poll` does.
-
-        Args:
-            timeout: seconds to wait; None waits without limit.
+        """Wait some seconds until the guard has ended; returns what :meth:`poll` does.
 
         Raises:
             subprocess.TimeoutExpired: the guard still runs.
@@ -184,9 +181,8 @@ class ForkServer:
     def keep(self, imported: Sequence[str]) -> None:
         """Make sure that there is a fork server with some frameworks. Failures are ignored.
 
-        Args:
-            imported: those that this run's worker has imported, or that the user has named, in
-                order; without any, nothing is started.
+        They are those that this run's worker has imported, or that the user has named, in order.
+        Without any, nothing is started.
         """
         _started[:] = [server for server in _started if server.poll() is None]
         if not _SUPPORTED or not imported:
@@ -239,12 +235,7 @@ class ForkServer:
         _started.append(server)
 
     def _end_replaced(self, name: str, started: Path) -> None:
-        """End those with the name of one that has just started, and what was unused for longest.
-
-        Args:
-            name: the name.
-            started: the folder of the new one.
-        """
+        """End those with the name of one that has just started, and what was unused for longest."""
         others = [each for each in self.folders() if each != started]
         replaced = [each for each in others if each.name.startswith(f"{name}-")]
         unused = [each for each in others if each not in replaced][_MOST - 1 :]
@@ -281,11 +272,7 @@ def _end(folders: Sequence[Path], patience: float) -> None:
 def _await_answer(
     connection: socket.socket, meanwhile: Callable[[], None], patience: float
 ) -> None:
-    """Wait until there is something to read.
-
-    Raises:
-        TimeoutError: there is no answer within the time limit.
-    """
+    """Wait until there is something to read."""
     poller = select.poll()
     poller.register(connection, select.POLLIN)
     until = time.monotonic() + patience

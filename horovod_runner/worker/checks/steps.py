@@ -228,14 +228,7 @@ def _process_set(optimizer: Any) -> str:
 def _send(
     when: str, optimizer: str, rates: Iterable[Any], named: Iterable[tuple[str, Any]]
 ) -> None:
-    """Send a note.
-
-    Args:
-        when: the note's key.
-        optimizer: a name.
-        rates: the learning rates of its groups of weights.
-        named: its weights.
-    """
+    """Send a note: of an optimizer, its learning rates and its weights."""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if cuda is not None and cuda.is_initialized() and cuda.is_current_stream_capturing():
         return

@@ -113,12 +113,7 @@ _hooks = _Hooks()
 
 
 def _notice(framework: str, failed: dict[ImportHook, str]) -> str:
-    """What to tell the user about the hooks of a framework that have failed.
-
-    Args:
-        framework: its package.
-        failed: why each of them has failed.
-    """
+    """What to tell the user about the hooks of a framework that have failed, and why."""
     version = getattr(sys.modules.get(framework), "__version__", "of an unknown version")
     wrong = "; ".join(hook.without for hook in failed if hook.trains)
     rest = "; ".join(hook.without for hook in failed if not hook.trains)

@@ -21,8 +21,7 @@ from horovod_runner.worker.interpreter import main_module, settings
 def give_to_children(spawn: types.ModuleType) -> None:
     """Have new processes get the definitions of ``__main__``, for an import hook.
 
-    Args:
-        spawn: ``multiprocessing.spawn``, or that of its fork `multiprocess`.
+    ``spawn`` is ``multiprocessing.spawn``, or that of its fork `multiprocess`.
     """
 
     @instead_of(spawn, "get_preparation_data")

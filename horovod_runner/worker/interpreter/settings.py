@@ -26,12 +26,7 @@ def taken() -> tuple[LogSettings | None, tuple[warning_filters.Filter, ...]]:
 
 
 def apply(log_settings: LogSettings | None, filters: Sequence[warning_filters.Filter]) -> None:
-    """Set up this process.
-
-    Args:
-        log_settings: of logging; None leaves it as it is. Not before the process imports it.
-        filters: of warnings.
-    """
+    """Set up warnings, and logging once it is imported; None leaves logging as it is."""
     global _applied  # noqa: PLW0603 - a process is set up once
     _applied = log_settings, filters
     warning_filters.apply(filters)

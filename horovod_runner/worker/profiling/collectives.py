@@ -128,11 +128,7 @@ class CollectiveLog:
         self._in_graph = (0.0, 0.0)
 
     def take(self, most: int) -> list[Collective]:
-        """Return some of the collectives that have ended since the last call.
-
-        Args:
-            most: how many; see :func:`chosen`.
-        """
+        """Return some collectives that have ended since the last call, see :func:`chosen`."""
         if self._read is None:
             self._read = _reader()
             if self._read is None:

@@ -78,8 +78,7 @@ class FlightRecorder:
     def waits(self, seconds: float) -> list[Waiting]:
         """The collectives that had not ended at the last call of :meth:`take`.
 
-        Args:
-            seconds: how long ago this rank must have entered them.
+        This rank must have entered them so many seconds ago.
         """
         before = time.monotonic() - seconds
         entered = [each for each in self._unended if self._begun[each["record_id"]] < before]

@@ -66,9 +66,7 @@ class FrameworkProfiler:
     def finish(self, *, ok: bool) -> None:
         """End the recording, and write the steps that were recorded.
 
-        Args:
-            ok: whether ``main`` has returned. Only then too few steps are a reason to call
-                ``fail``.
+        Too few steps are a reason to call ``fail`` only if ``main`` has returned (``ok``).
         """
         self._ended.set()
         self._thread.join()

@@ -240,9 +240,7 @@ def _since(before: Profile, now: Profile) -> Profile:
 def _blocked(summary: Profile, share: float) -> float:
     """Seconds in which the main thread did nothing, in calls of torch that wait for collectives.
 
-    Args:
-        summary: of the time.
-        share: of the time in which it was seen in such calls.
+    ``share`` is the share of the time in which it was seen in such calls.
     """
     known = sum(summary.spent.values())  # in which it waited for something else
     idle = summary.seconds - known - summary.main_cpu - summary.starved

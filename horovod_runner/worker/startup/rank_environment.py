@@ -79,11 +79,7 @@ _KEPT: Final = ("SLURM_CONF", "SLURM_TMPDIR")
 
 
 def inherited_environment(given: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment variables that a process passes on to its workers.
-
-    Args:
-        given: the process's variables; None for those of this process.
-    """
+    """The environment variables that a process, by default this one, passes on to its workers."""
     withheld = {*_WITHHELD, *_OF_LAUNCHERS}
     variables = {
         name: value
@@ -244,16 +240,10 @@ def worker_variables(
     *,
     limits: Limits = DEFAULTS,
 ) -> dict[str, str]:
-    """All variables of one rank's worker.
+    """All variables of one rank's worker, on a host where the job may use so many cores.
 
-    Args:
-        slot: the rank's.
-        assignment: the rank's.
-        cores: how many cores of this host the job may use.
-        gpus: from :func:`horovod_runner.host.gpus.environment`.
-        user: the user's variables. They override the defaults, but not the variables that identify
-            the rank and its GPUs.
-        limits: Gloo's is among them.
+    Those of the user override the defaults, but not the variables that identify the rank and its
+    GPUs (see :func:`horovod_runner.host.gpus.environment`).
     """
     defaults = {
         **gloo_variables(slot, limits),
