@@ -46,7 +46,6 @@ class HangWatch:
     Args:
         timeout: seconds without progress after which the run ends; None for never.
         check: seconds between two inspections; Horovod's stall inspector has the same setting.
-        limits: for an idle rank, and for stacks that were requested.
     """
 
     def __init__(self, timeout: float | None, check: float, limits: Limits = DEFAULTS) -> None:

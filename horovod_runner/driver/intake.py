@@ -74,11 +74,8 @@ class Intake(Observer):
     """The driver's observer.
 
     Args:
-        sink: shows and records.
         archive: takes the checkpoints and the timeline; None where there is no place for them.
-        traces: takes the files of frameworks' profilers.
         plan: where the journal is, if the tasks do without the driver.
-        limits: for that journal.
 
     Attributes:
         problem: why the stand-in has ended the run; None if it has not.

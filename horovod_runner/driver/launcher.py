@@ -13,11 +13,7 @@ from horovod_runner.wire.job import Job, Outcome
 
 
 class TaskLostError(LaunchError):
-    """A task ended without an outcome.
-
-    Attributes:
-        task: its number.
-    """
+    """A task, whose number it has, ended without an outcome."""
 
     def __init__(self, task: int, reason: str) -> None:
         super().__init__(reason)
@@ -37,8 +33,6 @@ class LaunchRequest:
     """What a launcher is asked to start.
 
     Attributes:
-        job: the job.
-        address: the driver's channel.
         wake: called, from any thread, when the launch has finished.
         dataframes: Spark DataFrames whose rows are sent to the tasks with the launch, by dataset
             name. Empty unless the ranks may be on other machines and share no folder with the
@@ -56,9 +50,6 @@ class PoolRequest:
     """The tasks of a pool that a launcher is asked to start.
 
     Attributes:
-        job: the run's.
-        seats: how many tasks.
-        address: the pool's channel.
         ended: called, from any thread, with the seat and the reason when a task ends that the pool
             has not told to; another one is started in its place, except after a JobCancelledError.
         leaving: called, from any thread and perhaps repeatedly, with the seat and the reason when a

@@ -59,7 +59,6 @@ class StateRow(NamedTuple):
     """What is known of a state.
 
     Attributes:
-        waits_for: in words.
         limit: the field of :class:`Limits` that says how long it may last; None without limit, or
             by the launcher's own limit.
         then: the next state, by trigger. Other triggers change nothing.
@@ -192,12 +191,7 @@ ENDING: Final = frozenset(
 
 
 class Phase:
-    """The state of one attempt, and until when it may last.
-
-    Args:
-        limits: how long the states may last.
-        clock: the current time in seconds.
-    """
+    """The state of one attempt, and until when it may last."""
 
     def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits = limits

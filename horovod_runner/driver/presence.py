@@ -11,16 +11,7 @@ from horovod_runner.wire.channel import Channel
 
 
 class Presence(Liveness):
-    """The tasks of one attempt, as far as their messages and their launcher tell.
-
-    Args:
-        channel: connects the tasks to this process.
-        launch: the launch of the tasks.
-        limits: say when a silent task is lost.
-
-    Attributes:
-        lost: the tasks that are lost.
-    """
+    """The tasks of one attempt, as far as their messages and their launcher tell."""
 
     def __init__(self, channel: Channel, launch: Launch, limits: Limits) -> None:
         super().__init__(limits.silent_task, limits.reconnect_task)

@@ -69,7 +69,6 @@ class RestartPolicy:
     the run. The wait doubles with each failure of the same kind in a row, from 1 s to 60 s.
 
     Args:
-        max_restarts: as given to HorovodRunner.
         elastic: whether the other ranks of a lost one are there: then the first wait is none.
     """
 

@@ -39,16 +39,7 @@ _RANKS_CHANGED: Final = f"{RanksChangedError.__module__}.{RanksChangedError.__qu
 class Supervisor:
     """One attempt, from the launch of its tasks to the last message of the last one.
 
-    Args:
-        job: what the ranks run.
-        channel: connects the tasks to this process.
-        launch: the launch of the tasks.
-        observer: receives what the ranks send.
-        requests: what other threads ask for.
-
     Attributes:
-        phase: the state of the attempt.
-        roster: who takes part.
         notes: the comparison of what the ranks' code does.
         weights: the comparison of their weights; None: nobody wants that.
         problem: why the attempt cannot succeed, where that is no rank's failure.

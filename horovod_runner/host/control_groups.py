@@ -24,10 +24,8 @@ class MemoryLimit(NamedTuple):
     """A limit of memory, in bytes.
 
     Attributes:
-        limit: the most that may be used.
         free: what is left of it before the kernel ends a process, with what the kernel can drop: a
             cache of files that no disk needs any more.
-        in_container: whether it is a control group's limit, and not the host's memory.
     """
 
     limit: int
@@ -49,12 +47,7 @@ class CpuTime(NamedTuple):
 
 
 class ControlGroups:
-    """What the control groups of processes leave to them.
-
-    Args:
-        root: where the groups are mounted.
-        proc: where the processes are.
-    """
+    """What the control groups of processes leave to them."""
 
     def __init__(self, root: Path = _ROOT, proc: Path = _PROC) -> None:
         self._root = root

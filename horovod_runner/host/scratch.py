@@ -31,7 +31,6 @@ class RunFolder:
     """A run's folder on this host: a context manager, usable in several processes at once.
 
     Args:
-        run_id: the run's, in the folder's name.
         parent: the folder to create it in, which other users may share; None for the folder of
             temporary files.
         limit: how many bytes it may hold; None for all free space except 1 GiB (or a twentieth of

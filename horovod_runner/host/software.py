@@ -1,8 +1,4 @@
-"""Compares the versions of Python packages on the driver and on the ranks' hosts.
-
-Tasks report their versions in their first message. The driver compares them before it starts any
-worker.
-"""
+"""Compares the versions of Python packages on the driver and on the ranks' hosts."""
 
 from __future__ import annotations
 
@@ -102,7 +98,6 @@ class SharedMemory(NamedTuple):
 
     Attributes:
         free: bytes in /dev/shm; below 0 where the host does not tell.
-        ranks: how many of the run's ranks are there.
     """
 
     free: int

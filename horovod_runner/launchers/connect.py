@@ -106,8 +106,6 @@ class ServerWatch:
     a proxy, or one that cannot be reached for a while, is left to Spark's client.
 
     Args:
-        endpoint: the server's host and port.
-        done: set when the run has ended.
         on_end: called once, from a thread, with a text for the user.
         patience: for so many seconds the port may refuse connections.
     """

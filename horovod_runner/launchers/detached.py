@@ -24,10 +24,6 @@ if TYPE_CHECKING:
 class Detached:
     """One task's part in detached mode: a context that gives the address of the stand-in.
 
-    Args:
-        job: what is run.
-        task: Spark's BarrierTaskContext.
-
     Attributes:
         record: on task 0, after the context: what the stand-in kept for the driver. None elsewhere.
     """

@@ -22,8 +22,6 @@ class Asked:
 
     Attributes:
         executors: their number, or the most under dynamic allocation.
-        tasks: how many tasks an executor runs at a time.
-        setting: the name of the setting that says so.
     """
 
     executors: int

@@ -101,11 +101,7 @@ class _Here:
 
 
 class LocalLaunch(Launch):
-    """The ranks of one run on this machine: tasks are threads, and always get the channel's Stop.
-
-    Args:
-        request: what to run.
-    """
+    """The ranks of one run on this machine: threads, which always get the channel's Stop."""
 
     def __init__(self, request: LaunchRequest) -> None:
         job = self._job = request.job

@@ -75,12 +75,6 @@ def serve(job: Job, pool: ChannelAddress, seat: int, setup: TaskSetup) -> None:
 class _PoolContact:
     """Exchanges messages with the pool, in a separate thread.
 
-    Args:
-        pool: the pool's channel.
-        seat: the task's number in the pool.
-        commits: the folder for commits on this host.
-        limits: say when the driver is lost.
-
     Attributes:
         work: what to do next; None: nothing any more.
     """

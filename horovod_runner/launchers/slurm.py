@@ -55,7 +55,6 @@ class SlurmLauncher(PoolKeeper):
 
     Args:
         slot_timeout: seconds to wait for the first task, where that is longer than the limit.
-        limits: for the first task.
 
     Raises:
         LaunchError: this process is in no allocation.
@@ -147,10 +146,6 @@ def _address_towards(node: str) -> str:
 
 class SlurmLaunch(Launch):
     """One srun under way.
-
-    Args:
-        request: what to run.
-        seconds: the time limit for the first task.
 
     Raises:
         LaunchError: srun cannot be started.

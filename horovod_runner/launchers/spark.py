@@ -40,14 +40,9 @@ class SparkLauncher(PoolKeeper):
     """Starts ranks as the tasks of a barrier job.
 
     Args:
-        spark: the session.
         slot_timeout: seconds to wait for slots that a cluster may still bring up. None waits for
             executors that YARN or Kubernetes was asked for, elsewhere only in the first 30 s after
             the driver has joined the cluster, and on ``local[n]`` not at all.
-        notice: called with a line for the user.
-        cancelled: ends the wait for slots when it is set.
-        profile: the resources of a task; None for the application's settings.
-        limits: for executors and for slots.
 
     Raises:
         ValueError: this version of Spark accepts no profile.

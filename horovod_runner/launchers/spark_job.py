@@ -42,10 +42,7 @@ class SparkLaunch(Launch):
     launch expects no task before Spark has started all.
 
     Args:
-        spark: the session.
-        request: what to run.
         task: the body of a task, for ``mapInArrow``.
-        profile: the resources of a task; None for the application's settings.
         detaches: whether the tasks can do without the driver.
     """
 
@@ -157,7 +154,6 @@ class ConnectLaunch(SparkLaunch):
     """One barrier job that a Connect server runs for this process.
 
     Args:
-        spark, request, task, profile: see :class:`SparkLaunch`.
         late: the error to raise if no task has started within ``seconds``.
         seconds: the time limit for the first task.
     """
@@ -268,12 +264,6 @@ class SparkMembers(MemberTasks):
 
     So Spark runs a task again elsewhere when its executor is lost, and starts executors for tasks
     that wait for a slot (dynamic allocation).
-
-    Args:
-        spark: the session.
-        request: the tasks.
-        tasks: the body of each seat's task, for ``mapInArrow``.
-        profile: the resources of a task; None for the application's settings.
     """
 
     def __init__(

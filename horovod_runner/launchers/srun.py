@@ -74,11 +74,7 @@ def parcel_of(job: Job, address: ChannelAddress) -> bytes:
 
 
 class SlurmMembers(MemberTasks):
-    """The tasks of a pool: one srun each.
-
-    Args:
-        request: the tasks.
-    """
+    """The tasks of a pool: one srun each."""
 
     def __init__(self, request: PoolRequest) -> None:
         self._job = request.job

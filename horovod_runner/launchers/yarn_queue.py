@@ -21,11 +21,8 @@ class Queue:
         name: of the queue, with those above it.
         share, most: what of the cluster belongs to it, and what it may use at most, from 0 to 1.
         used: what it uses of its share: above 1 it has borrowed.
-        waiting: containers that its applications wait for.
         waiting_mb: their memory, in MiB.
-        nodes: how many nodes run.
         free_mb: the free memory of each node, in MiB.
-        free_cores: the free cores of all nodes.
         diagnostics: what YARN says of the application; empty if that is nothing.
     """
 

@@ -29,7 +29,6 @@ class _Thread(NamedTuple):
     Attributes:
         busy: seconds on a core since its start.
         waiting: seconds for which it waited for a core.
-        at: when this was measured.
         worked: whether it was busy before that.
     """
 
@@ -43,12 +42,11 @@ class Activity:
     """Watches one process.
 
     Args:
-        pid: the process.
         interval: the least number of seconds between two measurements.
 
     Attributes:
-        ended_at: when it was first seen as a process that has ended, and that its parent has not
-            taken notice of, in seconds of the monotonic clock; None otherwise.
+        ended_at: when it was first seen as a process that has ended and that its parent has not
+            reaped, in seconds of the monotonic clock; None otherwise.
     """
 
     def __init__(self, pid: int, interval: float) -> None:

@@ -12,7 +12,6 @@ class LineSplitter:
     """Decodes one stream of a worker.
 
     Args:
-        name: "stdout" or "stderr".
         hold: show a line only when it is complete. Otherwise text is shown as it arrives, so that a
             single rank's progress bar moves.
     """

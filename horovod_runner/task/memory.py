@@ -74,11 +74,7 @@ class MemoryWatch:
     """Watches the host or container of one rank, and the processes of the rank.
 
     Args:
-        slot: the rank's.
-        pid: its worker process.
         guard: the process that started the worker, and adopts what the worker leaves behind.
-        look_seconds: between two looks.
-        processes_seconds: between two readings of all processes.
 
     Attributes:
         use: what was seen last, while the worker lived; None before that.

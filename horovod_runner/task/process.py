@@ -46,11 +46,8 @@ class WorkerProcess:
     server instead if there is one that fits.
 
     Args:
-        job: what to run.
         environment: variables beside those that this process passes on.
-        directory: the working directory; None for this process's.
         inherited: the variables that this process passes on; None for its own.
-        mpi: whether the worker's MPI gets a socket for its startup requests.
         owner: the process whose fork server to use; None always starts a new interpreter.
         preload: frameworks that the fork server must have imported; it is started if it lacks them.
         meanwhile: called once a second while the start waits for the fork server. An exception from

@@ -50,14 +50,9 @@ _ACTIVITY_SECONDS = 5.0  # between two measurements of the worker's activity
 
 
 class Relay:
-    """Reads a worker's pipes, sends their content to the driver, and ends the worker when ordered.
+    """Sends what a worker writes to the driver, and ends the worker when ordered.
 
-    Args:
-        job: what the ranks of the run execute.
-        assignment: the rank's slot.
-        link: the task's end of the message channel.
-        worker: the worker process.
-        echo: called with each line that the rank prints, prefixed with the rank; None echoes none.
+    ``echo`` gets each line that the rank prints, prefixed with the rank; None echoes none.
     """
 
     def __init__(

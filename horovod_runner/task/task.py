@@ -56,8 +56,6 @@ class TaskSetup:
     """What the launcher passes to one task, beside the job.
 
     Attributes:
-        task: the task's number, 0 to size - 1.
-        path: the worker's ``sys.path``.
         user_environment: the variables that count as set by the user.
         task_gpus: the GPUs that Spark gave this task.
         directory: the worker's working directory; None for this process's.
@@ -159,10 +157,6 @@ class _RankTask:
     """The steps of one rank: meet, fetch, run the worker.
 
     Attributes:
-        job: what to run.
-        address: of the channel that ``link`` is connected to.
-        setup: where this task runs.
-        link: this task's end of the channel.
         folder: the run's scratch folder on this host; None where the job needs none.
     """
 

@@ -58,15 +58,11 @@ class Channel:
     """The driver's end.
 
     Args:
-        host: the IPv4 address or name by which the ranks reach this machine. If it is an address
-            of this machine that others can reach, the channel listens on it only, otherwise on all
+        host: the IPv4 address or name by which the ranks reach this machine. If it is an address of
+            this machine that others can reach, the channel listens on it only, otherwise on all
             addresses.
-        size: the number of ranks; bounds how many batches of each rank are queued.
-        limits: say when a connection counts as broken.
 
     Attributes:
-        address: for the ranks.
-        received: how many batches each task has sent.
         refused: failed handshakes: missing or wrong keys.
         dropped: batches with the right keys that were not valid messages or came from no task of
             the run. The caller adds the messages that it drops.

@@ -56,7 +56,6 @@ class SmallCollectives:
     Each has a name, which is shown where a rank waits for the others for ever.
 
     Attributes:
-        place: of this rank: its rank, and the number of ranks.
         broadcast_array: returns the array of a rank; gets that rank and a name, too.
         sum_arrays: returns the sum of the arrays of all ranks; gets a name, too.
     """

@@ -135,11 +135,7 @@ class Notice(Event, frozen=True):
 
 
 class CheckpointKept(Event, frozen=True):
-    """A checkpoint is complete.
-
-    Attributes:
-        folder: that it is in.
-    """
+    """A checkpoint is complete."""
 
     folder: str
     marker: Marker
@@ -149,10 +145,8 @@ class TraceFile(NamedTuple):
     """A file with a trace, on the driver's machine.
 
     Attributes:
-        rank: the rank that wrote it.
         kind: "horovod": Horovod's timeline, which rank 0 writes for all ranks; "torch",
             "tensorflow": steps of the rank, as its framework's profiler saw them.
-        path: of the file.
     """
 
     rank: int
@@ -167,12 +161,7 @@ class TraceWritten(Event, frozen=True):
 
 
 class AttemptFailed(Event, frozen=True):
-    """An attempt has failed.
-
-    Attributes:
-        error: in one line.
-        details: the whole error.
-    """
+    """An attempt has failed: the error in one line, and the whole of it."""
 
     error: str
     details: str

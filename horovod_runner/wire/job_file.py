@@ -21,7 +21,7 @@ from horovod_runner.wire.marker import Marker
 if TYPE_CHECKING:
     from horovod_runner.wire.log_settings import LogSettings
 
-# The socket over which a worker's MPICH sends its PMI requests (host/pmi.py).
+# The socket over which a worker's MPICH sends its PMI requests (worker/startup/pmi.py).
 PMI_VARIABLE: Final = "PMI_FD"
 # The files that a worker's guard removes after the worker's end.
 LEFT_VARIABLE: Final = "HOROVOD_RUNNER_LEFT"
@@ -37,11 +37,8 @@ class CheckpointPlan(NamedTuple):
     """Where a run's checkpoints go, and which ones it resumes from.
 
     Attributes:
-        folder: the path or URL.
         token: the run's id; also names the probe file that shows a host that it sees the folder.
-        attempt: 1-based number of this launch within the run.
         next_number: the sequence number of the next checkpoint in the folder.
-        config: which checkpoints to keep.
         lineage: whether retention also covers the checkpoints that earlier runs left in the folder.
         owned: whether the run may save only as long as it owns the folder, see checkpoints.owner.
         resume: the checkpoints to resume from, the latest first; empty for a new training.
@@ -67,7 +64,6 @@ class MLflowRun(NamedTuple):
     """The MLflow run of the driver, which rank 0 joins with what it logs to MLflow by itself.
 
     Attributes:
-        run_id, experiment_id: MLflow's.
         tracking_uri: where it is stored; empty on ranks other than 0.
         variables: MLflow's settings and credentials, as environment variables; empty there, too.
     """
@@ -118,12 +114,7 @@ class WorkerJob(NamedTuple):
     """The job of one worker, read from its job file.
 
     Attributes:
-        rank, size: Horovod's.
-        options: the user's.
         main: the pickled function and its keyword arguments, see run/pickling.py.
-        path: the worker's ``sys.path``.
-        argv: the worker's ``sys.argv``.
-        logs: how its logging is set up; None for Python's defaults.
         warning_filters: see worker/interpreter/warning_filters.py.
         data: the pickled readers of its datasets; empty if there are none.
         pieces: see messages.Assignment.
@@ -134,7 +125,6 @@ class WorkerJob(NamedTuple):
         all_values: whether every rank's value is returned, not rank 0's alone.
         sources: source code that is in no file (cells of a notebook), by its name in tracebacks.
         trace: the start of the path of the trace of its framework's profiler; empty for none.
-        local_rank: Horovod's.
         commits: the folder for commits, in this host's memory; empty unless the run is elastic.
         mlflow_run: the driver's MLflow run; None without one.
     """
@@ -175,8 +165,6 @@ class WorkerOutcome(NamedTuple):
     """How ``main`` ended on one rank, written to its outcome file.
 
     Attributes:
-        ok: ``main`` returned.
-        exit_code: the code that the worker will exit with.
         value: rank 0's pickled return value, or the pickled exception; may be empty.
         error_type: the exception's qualified type.
         traceback: the formatted traceback, without this package's stack frames.
@@ -199,11 +187,7 @@ class Preparation(NamedTuple):
 
     Attributes:
         owner: the process id of the session; the server ends with it.
-        path: its ``sys.path``.
-        modules: the modules to import.
         parent, name: the folder of its socket.
-        limits: of the run that starts it.
-        import_hooks: see :class:`WorkerJob`.
     """
 
     owner: int
@@ -219,8 +203,6 @@ class Forking(NamedTuple):
     """What a worker that is forked from a fork server replaces in itself.
 
     Attributes:
-        environment: all variables.
-        directory: the working directory.
         patience: see :func:`horovod_runner.worker.guard.fork`.
     """
 

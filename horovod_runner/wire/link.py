@@ -31,11 +31,6 @@ _ALIVE = messages.Alive()
 class Link:
     """A rank's end, in the task process that supervises the rank's worker.
 
-    Args:
-        address: the driver's.
-        task: the number of the task, which identifies this end.
-        limits: say when the driver is lost.
-
     Attributes:
         sent: how many batches ZeroMQ has accepted.
         dropped: how many batches were discarded because they could not be queued.

@@ -1,7 +1,5 @@
 """The functions that `main` may call while it runs as a rank.
 
-`log_to_driver`, `report`, `save_checkpoint`, `commit`, `load_checkpoint`, `check_weights`,
-`current_attempt`.
 Outside a rank, for instance in a test of ``main``, they check their arguments and do no more than
 makes sense there.
 

@@ -15,12 +15,7 @@ _ADVICE = "Set it with HorovodRunner(env={{{name!r}: ...}}), which comes before 
 
 
 class ImportsWatch:
-    """Watches a worker's imports and environment variables from its construction on.
-
-    Args:
-        forked: whether the worker was forked from a fork server.
-        notify: called with a text for the user.
-    """
+    """Watches a worker's imports and environment variables from its construction on."""
 
     def __init__(self, *, forked: bool, notify: Callable[[str], None]) -> None:
         self._notify = notify

@@ -56,12 +56,6 @@ def open_writer(job: Job) -> JournalWriter | None:
 class JournalWriter:
     """Writes one file at a time, in a thread of its own: a store may be slow.
 
-    Args:
-        plan: names the files.
-        folder: where they are written.
-        written: how many files there are already.
-        limits: for the last file.
-
     Attributes:
         written: how many files are complete.
         unwritten: what :meth:`put` was given and no file has; None if all is written.
@@ -132,11 +126,7 @@ class JournalReader:
     """Reads the files in a thread of its own, from construction to :meth:`finish`.
 
     Args:
-        plan: names the files.
         sources: where they may be; all are in the first one that has any.
-        wake: called when something has been read.
-        limits: for the first and the last files.
-        most_broken: how often to try a file that is there and cannot be decoded.
 
     Attributes:
         source: where the files are; None before one has been read.

@@ -29,7 +29,6 @@ class ServedFolder:
 
     Args:
         call: the ports to try, and the keys.
-        limits: say when the connection counts as broken.
 
     Raises:
         OSError: none of the ports is free.
@@ -98,9 +97,7 @@ class CalledFolder:
     """The driver's end, for one thread at a time.
 
     Args:
-        host: the stand-in's host.
         call: the ports, of which at most one answers, and the keys.
-        limits: for an answer.
 
     Attributes:
         url: the host, for people.

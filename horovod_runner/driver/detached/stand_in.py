@@ -28,9 +28,7 @@ class StandIn:
     """Supervises in a thread of its own from construction to :meth:`close`.
 
     Args:
-        job: what the ranks run.
         host: an address of this host that all tasks reach.
-        capacity: how much is kept for the driver.
 
     Attributes:
         address: of its channel, for the tasks.

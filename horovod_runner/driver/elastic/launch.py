@@ -15,14 +15,7 @@ if TYPE_CHECKING:
 
 
 class PooledLaunch(Launch):
-    """One attempt on members of a pool.
-
-    Args:
-        pool: has the members.
-        seats: the seat of each task.
-        wake: called when something has changed.
-        patience: seconds to wait for the first task to report.
-    """
+    """One attempt on members of a pool."""
 
     def __init__(
         self, pool: Pool, seats: Mapping[int, int], wake: Callable[[], None], patience: float

@@ -43,13 +43,6 @@ _MOST_GONE = 1000  # a task of these may still say for some seconds that it is t
 class Pool(Launcher):
     """The tasks of a run, on which attempts are launched; a context, which starts and ends them.
 
-    Args:
-        launcher: starts the tasks.
-        job: the run's.
-        scaling: decides how many ranks an attempt has.
-        notice: called with a line for the user.
-        cancelled: ends the wait for tasks when it is set.
-
     Attributes:
         changed: notified when a member has come, gone, or waits again.
         committed: the furthest step of any commit, as of the end of the last attempt; -1 if there

@@ -10,7 +10,6 @@ class ScalingPolicy:
     """A range of ranks, and when an attempt ends in favour of another number of them.
 
     Attributes:
-        least, most: an attempt has so many ranks.
         grow_after: the least number of seconds between the start of an attempt and its end in
             favour of one with more ranks.
         slot_timeout: seconds in which the first attempt waits for ``most`` tasks. None waits for

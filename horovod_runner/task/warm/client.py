@@ -42,12 +42,7 @@ class NotForkedError(Exception):
 
 
 class ForkedGuard:
-    """A guard that a fork server started; has the methods of :class:`subprocess.Popen`.
-
-    Args:
-        pid: its process id.
-        pidfd: its pidfd; closed when the guard has ended.
-    """
+    """A guard that a fork server started; has the methods of :class:`subprocess.Popen`."""
 
     def __init__(self, pid: int, pidfd: int) -> None:
         self.pid = pid
@@ -86,11 +81,7 @@ class ForkServer:
 
     Args:
         owner: the process that it ends with.
-        path: the workers' ``sys.path``.
-        environment: all variables of the task's worker.
         directory: the workers' working directory; None for this process's.
-        limits: of the run.
-        hooks: the import hooks of the run.
     """
 
     def __init__(

@@ -34,12 +34,7 @@ _parallel: weakref.WeakSet[Any] = weakref.WeakSet()  # modules of all ranks
 
 
 class _Watched:
-    """What is compared of an optimizer's weights at its end: after its last step.
-
-    Args:
-        optimizer: the optimizer.
-        number: 1 for the first optimizer that makes a step, and so on.
-    """
+    """What is compared of an optimizer's weights at its end: after its last step."""
 
     def __init__(self, optimizer: Any, number: int) -> None:
         self.steps = 0
@@ -65,14 +60,7 @@ class _Watched:
 
 
 class _TorchSteps:
-    """Hooks for the steps of all optimizers of PyTorch.
-
-    Args:
-        module: ``torch.optim.optimizer``.
-
-    Attributes:
-        joined: whether ``hvd.join()`` has returned.
-    """
+    """Hooks for the steps of all optimizers of PyTorch."""
 
     def __init__(self, module: Any) -> None:
         self.joined = False

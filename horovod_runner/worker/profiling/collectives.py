@@ -69,7 +69,6 @@ class Totals(NamedTuple):
     """What the collectives of a rank have taken since its start.
 
     Attributes:
-        collectives: how many there were.
         bytes: of all their tensors.
         waiting: seconds in which ``main`` was blocked in ``synchronize`` before a collective began.
         moving: seconds in which it was blocked while one was going on.

@@ -22,12 +22,7 @@ _MOST_WAITS: Final = 10
 
 
 class FlightRecorder:
-    """The collectives of this process since the last call of :meth:`take`.
-
-    Attributes:
-        count: how many were seen.
-        bytes: of all their tensors.
-    """
+    """The collectives of this process since the last call of :meth:`take`."""
 
     def __init__(self) -> None:
         self.count = 0

@@ -44,11 +44,7 @@ _decode: Final = msgspec.msgpack.Decoder(_SeenLines).decode
 class LoaderWatch:
     """Watches the DataLoaders of this process, once torch is imported.
 
-    Args:
-        monotonic: the time in seconds, for the processes of DataLoaders.
-
     Attributes:
-        batches: how many batches they have handed over.
         cells: numbers in the first part of these batches.
         total: microseconds for which processes of DataLoaders were looked at.
         stacks: microseconds for which each stack was seen.
@@ -117,11 +113,6 @@ class _LookingLoop:
     """Torch's function of a DataLoader process, with a thread that looks at its lines.
 
     Where processes are started anew and not forked, the file is not theirs, and nobody looks.
-
-    Args:
-        loop: torch's function.
-        file: the descriptor of the file in memory.
-        monotonic: the time in seconds.
     """
 
     def __init__(self, loop: Any, file: int, monotonic: Callable[[], float]) -> None:

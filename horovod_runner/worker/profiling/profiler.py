@@ -36,14 +36,11 @@ class Profiler:
     """Measures from its start to :meth:`finish`, in a thread of its own.
 
     Args:
-        rank: this rank's number.
-        size: the number of ranks.
         send: sends a summary, or drops it where there is no room; must not wait.
         send_news: sends the lines that the main thread was seen at, and the collectives that it
             waits in; may wait.
         outermost: the calls of this function, and those around it, are no lines of interest.
         stall_seconds: how long a collective of torch.distributed lasts until the driver is told.
-        flight_recorder: knows the collectives of torch.distributed; None: torch's own.
     """
 
     def __init__(

@@ -49,13 +49,9 @@ class Rendezvous:
         host: the only IPv4 address to listen on.
         size: the number of ranks; bounds the size of values.
         token: the secret part of the path; None for a random one.
-        limits: for a request, and for a key that has no value yet.
-        total_bytes: how much memory all values may take.
 
     Attributes:
         address: for ``HOROVOD_GLOO_RENDEZVOUS_ADDR``, including the token.
-        port: for ``HOROVOD_GLOO_RENDEZVOUS_PORT``.
-        requests: the number of requests served, by method.
         refused: the number of requests answered with 400, 403 or 413.
 
     Raises:
