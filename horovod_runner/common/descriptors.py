@@ -1,4 +1,4 @@
-"""Writes all of some bytes to a file descriptor, frees parts of a file, and locks single bytes.
+"""Writes all of some bytes to a descriptor, frees parts of a file, enlarges pipes, locks bytes.
 
 Every rank imports this at its start: import nothing heavy here.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from contextlib import suppress
 
 
 def write_all(descriptor: int, data: bytes | memoryview, offset: int | None = None) -> None:
@@ -43,6 +44,12 @@ def free_front(descriptor: int, size: int) -> None:
     if fallocate is not None:
         keep_size, punch_hole = 1, 2  # linux/falloc.h
         fallocate(descriptor, keep_size | punch_hole, ctypes.c_int64(0), ctypes.c_int64(size))
+
+
+def enlarge_pipe(descriptor: int, size: int) -> None:
+    """Give a pipe room for ``size`` bytes, unless the user's limit for pipes is reached."""
+    with suppress(OSError):
+        fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, size)
 
 
 def lock_byte(descriptor: int, byte: int) -> None:

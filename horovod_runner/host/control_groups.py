@@ -55,10 +55,7 @@ class ControlGroups:
 
     def available_cores(self) -> int:
         """The cores that this process may use: its affinity, and its container's quota."""
-        try:
-            cores = len(os.sched_getaffinity(0))
-        except AttributeError:  # not Linux
-            cores = os.cpu_count() or 1
+        cores = len(os.sched_getaffinity(0))
         return max(1, min([cores, *map(int, self._cpu_quotas(None))]))
 
     def cpu_quota(self, pid: int | None = None) -> float | None:
@@ -156,7 +153,7 @@ class ControlGroups:
         """The version and folder of each control group of a process, the innermost first."""
         try:
             lines = (self._proc / str(pid or "self") / "cgroup").read_text().splitlines()
-        except OSError:  # not Linux, or the process has ended
+        except OSError:  # the process has ended
             return
         for line in lines:
             _, controllers, group = line.split(":", 2)

@@ -112,7 +112,4 @@ def _hot(cpus: Path) -> float:
 
 
 def _own_cpus() -> list[int]:
-    try:
-        return sorted(os.sched_getaffinity(0))
-    except AttributeError:  # not Linux
-        return []
+    return sorted(os.sched_getaffinity(0))

@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Collection
+from dataclasses import replace
 
 from horovod_runner.common.threads import start_thread
 from horovod_runner.driver.launcher import (
@@ -69,9 +70,9 @@ class LocalMembers(MemberTasks):
     """The tasks of a pool on this machine: threads, which do not end before they are told to."""
 
     def __init__(self, request: PoolRequest) -> None:
-        here = _Here(request.job)
+        setup = _setup(request.job)
         self._threads = [
-            start_thread(f"seat-{seat}", serve, request.job, request.address, seat, here.setup(0))
+            start_thread(f"seat-{seat}", serve, request.job, request.address, seat, setup)
             for seat in range(request.seats)
         ]
 
@@ -82,22 +83,13 @@ class LocalMembers(MemberTasks):
             thread.join(max(0.0, until - time.monotonic()))
 
 
-class _Here:
+def _setup(job: Job) -> TaskSetup:
     """Where the tasks of a run on this machine run.
 
     Copied once, before they start: a notebook may change it while the threads start.
     """
-
-    def __init__(self, job: Job) -> None:
-        self._path = list(job.path)
-        self._environment = {**inherited_environment(), **job.environment}
-        self._directory = os.getcwd()
-
-    def setup(self, task: int) -> TaskSetup:
-        """The setup of a task."""
-        return TaskSetup(
-            task, self._path, self._environment, directory=self._directory, owner=os.getpid()
-        )
+    environment = {**inherited_environment(), **job.environment}
+    return TaskSetup(0, list(job.path), environment, directory=os.getcwd(), owner=os.getpid())
 
 
 class LocalLaunch(Launch):
@@ -108,12 +100,12 @@ class LocalLaunch(Launch):
         self._address = request.address
         self._wake = request.wake
         self._outcomes: list[Outcome] = []
-        self._here = _Here(job)
+        self._setup = _setup(job)
         self._threads = [start_thread(f"rank-{task}", self._run, task) for task in range(job.size)]
 
     def _run(self, task: int) -> None:
         try:
-            outcome = run_rank(self._job, self._address, self._here.setup(task))
+            outcome = run_rank(self._job, self._address, replace(self._setup, task=task))
         except Exception as error:  # the system refused something: files, threads, memory
             self.problem = LaunchError(
                 f"task {task} of {self._job.size} could not go on on this machine: {error!r}"

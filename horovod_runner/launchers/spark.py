@@ -94,7 +94,9 @@ class SparkLauncher(PoolKeeper):
         if self._is_connect:
             self._check_compute()
         began = noticed = time.monotonic()
-        seconds, growing = max(self._patience(), patience), self._growing_patience()
+        seconds, growing = max(self._patience(), patience), self._slot_timeout
+        if growing is None:  # for slots that are on their way
+            growing = self._limits.granted_executors
         told = ""
         while True:
             available = self._count_slots()
@@ -113,7 +115,7 @@ class SparkLauncher(PoolKeeper):
                 noticed = time.monotonic()
                 missing = f"waiting for slots: {available} of {size or 'all'}"
                 if comes:
-                    missing += f". {self._granted()}"
+                    missing += f". {self.why_missing()}"
                 if missing != told:
                     told = missing
                     self._notice(missing)
@@ -148,12 +150,8 @@ class SparkLauncher(PoolKeeper):
         age = limit if joined is None else time.time() - joined
         return min(limit, max(0.0, limit - age))
 
-    def _growing_patience(self) -> float:
-        """How long to wait for slots that are on their way, in seconds."""
-        return self._limits.granted_executors if self._slot_timeout is None else self._slot_timeout
-
-    def _granted(self) -> str:
-        """How many executors the engine has granted, and why not all."""
+    def why_missing(self) -> str:
+        """How many executors the engine has granted, and why not all; see PoolKeeper."""
         executors = engine.count_executors(self._spark)
         if self._asked is None or executors is None or executors >= self._asked.executors:
             return ""
@@ -206,7 +204,7 @@ class SparkLauncher(PoolKeeper):
                 )
         after = f" after {waited:.0f} s" if self._asked is not None else ""
         asked = f" The session has {self._asked}." if self._asked is not None else ""
-        granted = self._granted()
+        granted = self.why_missing()
         return SlotError(
             f"np={size or 'all slots'} asks for {max(1, size)} slot(s) and {self.where} has "
             f"{available}{after}.{asked}{' ' if granted else ''}{granted} A slot is what one task "
@@ -291,10 +289,6 @@ class SparkLauncher(PoolKeeper):
         if self._asked is not None:
             return self._asked.slots
         return None if self.needs_pool else self._count_slots()
-
-    def why_missing(self) -> str:
-        """See :class:`~horovod_runner.driver.launcher.PoolKeeper`."""
-        return self._granted()
 
     def launch_members(self, request: PoolRequest) -> SparkMembers:
         """Start one job for each seat."""

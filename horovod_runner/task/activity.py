@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
+from horovod_runner.common.clocks import scheduled
 from horovod_runner.wire.messages import Alive
 
 _SHARE = 0.01  # of a core, while there was one for the thread
@@ -110,7 +111,7 @@ class Activity:
         some of a core without any work: a thread that may be one is busy from a larger share on.
         """
         now = time.monotonic()
-        schedule = _schedule(pid, thread.id)
+        schedule = scheduled(thread.id, pid)
         least = _CLOCK_STEP_SECONDS if schedule is None else _LEAST_SECONDS
         busy, waiting = schedule or (thread.user_time + thread.system_time, 0.0)
         before = known.get(thread.id, _Thread(0.0, 0.0, self._measured_at))
@@ -121,15 +122,6 @@ class Activity:
             return before.worked
         self._threads[thread.id] = _Thread(busy, waiting, now, worked)
         return worked
-
-
-def _schedule(pid: int, thread: int) -> tuple[float, float] | None:
-    """A thread's seconds on a core and those it waited for one; None if unknown."""
-    try:
-        counters = Path(f"/proc/{pid}/task/{thread}/schedstat").read_text("ascii").split()
-        return int(counters[0]) / 1e9, int(counters[1]) / 1e9
-    except (OSError, ValueError, IndexError):  # it has ended, or this kernel does not count
-        return None
 
 
 def _is_runnable(pid: int, thread: int) -> bool:

@@ -6,7 +6,6 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import NamedTuple
 
 from horovod_runner.common.slots import Offer
 from horovod_runner.errors import LaunchError
@@ -19,36 +18,26 @@ from horovod_runner.wire.link import Link
 from horovod_runner.wire.messages import Assignment
 
 
-class MeetingPoints(NamedTuple):
-    """Where the ranks find each other. All of them are on task 0's host, which runs rank 0.
-
-    Attributes:
-        rendezvous: ``host:port/token`` of Horovod's rendezvous server; empty with a single rank.
-        master_port: a port that is held free for torch.distributed's TCPStore.
-    """
-
-    rendezvous: str = ""
-    master_port: int = 0
-
-
 @contextmanager
-def meeting_points(job: Job, task: int, address: str) -> Iterator[MeetingPoints]:
-    """Open the meeting points on task 0; empty ones on all other tasks."""
-    if task != 0:
-        yield MeetingPoints()
-        return
-    from horovod_runner.worker.startup.rendezvous import (
-        Rendezvous,  # here: only task 0 needs asyncio
-    )
+def meeting_points(job: Job, task: int, address: str) -> Iterator[tuple[str, int]]:
+    """Open on task 0, which runs rank 0, where the ranks find each other.
 
+    Yields:
+        ``host:port/token`` of Horovod's rendezvous server, empty with a single rank; and a port
+        that is held free for torch.distributed's TCPStore. Both empty on all other tasks.
+    """
+    if task != 0:
+        yield "", 0
+        return
     with ExitStack() as stack:
         rendezvous = ""
         if job.size > 1:
-            server = Rendezvous(address, job.size, limits=job.limits)
-            stack.callback(server.close)
-            rendezvous = server.address
+            from horovod_runner.worker.startup import rendezvous as servers  # it needs asyncio
+
+            server = servers.Rendezvous(address, job.size, limits=job.limits)
+            rendezvous = stack.enter_context(server).address
         held = stack.enter_context(network.hold_port())
-        yield MeetingPoints(rendezvous, held.getsockname()[1])
+        yield rendezvous, held.getsockname()[1]
 
 
 def make_offer(

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
-import psutil
 
 from horovod_runner.common.slots import Slot
 from horovod_runner.host import control_groups, counters, processes
@@ -209,6 +208,6 @@ def _more(now: int | None, before: int | None) -> int | None:
 
 def _lives(pid: int) -> bool:
     """Whether a process has memory: one that has ended has none, although it may be listed."""
-    with suppress(OSError, ValueError, IndexError, psutil.Error):
+    with suppress(OSError, ValueError, IndexError):
         return processes.use(pid).memory > 0
     return False

@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import IO, Final
 
-from horovod_runner.common.descriptors import is_byte_locked
+from horovod_runner.common.descriptors import enlarge_pipe, is_byte_locked
 from horovod_runner.common.files import memory_file, temporary_files, unnamed_file, write_problem
 from horovod_runner.errors import LaunchError
 from horovod_runner.task.warm.client import ForkedGuard, ForkServer, NotForkedError
@@ -126,7 +126,8 @@ class WorkerProcess:
         os.set_blocking(self._report_pipe, False)
         for descriptor in (self.stdout, self.stderr, *pipes):
             os.set_blocking(descriptor, False)
-            _enlarge(descriptor)
+            # So that the worker need not wait while this process is scheduled out.
+            enlarge_pipe(descriptor, PIPE_BYTES)
 
     def _open(self, job: WorkerJob, ours: ExitStack, theirs: ExitStack) -> list[int]:
         """Open the files and pipes; returns the worker's ends, as worker.main expects them."""
@@ -291,7 +292,7 @@ def _exit_descriptor(process: subprocess.Popen[bytes] | ForkedGuard) -> int | No
     try:
         return os.pidfd_open(process.pid)
     except (AttributeError, OSError):
-        return None  # not Linux, or a kernel before 5.3
+        return None  # a kernel before 5.3
 
 
 def _pipe(readers: ExitStack, writers: ExitStack) -> tuple[int, int]:
@@ -313,16 +314,6 @@ def _write_job(stack: ExitStack, job: WorkerJob) -> IO[bytes]:
             f"{write_problem(error, folder)}. Free space there, or set TMPDIR to another folder."
         ) from error
     return file
-
-
-def _enlarge(descriptor: int) -> None:
-    """Enlarge a pipe, so that the worker need not wait while this process is scheduled out."""
-    try:
-        import fcntl
-
-        fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-    except (ImportError, AttributeError, OSError):
-        return  # not Linux, or the user's limit for pipes is reached
 
 
 def describe_exit(code: int) -> str:

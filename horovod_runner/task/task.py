@@ -181,10 +181,9 @@ class _RankTask:
             pieces = setup.receive_rows(self.folder)
         interface = setup.user_environment.get("HOROVOD_GLOO_IFACE", "")
         offer = meeting.make_offer(job, self.address, setup.task, setup.task_gpus, interface)
-        with meeting.meeting_points(job, setup.task, offer.address) as points:
+        with meeting.meeting_points(job, setup.task, offer.address) as (rendezvous, port):
             versions = software.installed(setup.path)
-            hello = messages.Hello(offer, points.rendezvous, points.master_port, versions, pieces)
-            link.put(hello)
+            link.put(messages.Hello(offer, rendezvous, port, versions, pieces))
             assignment = meeting.await_assignment(link, self.address, job.limits.driver_answer)
             rank = assignment.slot.rank
             with ExitStack() as stack:

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from horovod_runner.common.descriptors import write_all
 from horovod_runner.common.limits import Limits
 from horovod_runner.common.options import CheckpointConfig, Options
 from horovod_runner.wire.marker import Marker
@@ -247,19 +246,8 @@ def write(descriptor: int, content: WorkerJob | WorkerOutcome | Preparation | Fo
     Raises:
         OSError: the disk is full.
     """
-    pickle.dump(content, _Output(descriptor), pickle.HIGHEST_PROTOCOL)
-
-
-class _Output:
-    """Where pickle writes: large values without another copy of them in memory."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    def write(self, data: bytes | memoryview) -> int:
-        """Write all of the data."""
-        write_all(self._descriptor, data)
-        return len(data)
+    with open(descriptor, "wb", closefd=False) as file:
+        pickle.dump(content, file, pickle.HIGHEST_PROTOCOL)
 
 
 def read(descriptor: int) -> Any:

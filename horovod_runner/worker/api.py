@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -251,15 +252,13 @@ def load_checkpoint(
     rank = context.current()
     if rank is None:
         return None
-    given: list[dict[str, Any]] = []
 
+    @cache
     def target() -> dict[str, Any]:
-        if into is not None and not given:
-            state = into() if callable(into) else into
-            if not isinstance(state, Mapping):
-                raise _no_state("what the function into returns", state)
-            given.append(state)
-        return given[0]
+        state = into() if callable(into) else into
+        if not isinstance(state, Mapping):
+            raise _no_state("what the function into returns", state)
+        return state
 
     wanted = None if into is None else target
     loaded = _load(rank, rank.checkpoints, _host_commits(rank), wanted)

@@ -17,7 +17,6 @@ import ctypes
 import os
 import select
 import signal
-import sys
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -26,8 +25,8 @@ from typing import Final, NamedTuple
 # The orders on the lifeline; closing the lifeline kills.
 TERMINATE: Final = b"T"
 SHOW_STACKS: Final = b"S"
-# A signal that no program uses: a real-time one, or on macOS the terminal's status request.
-STACKS_SIGNAL: Final[int] = getattr(signal, "SIGINFO", None) or signal.SIGRTMAX - 2
+# A signal that no program uses.
+STACKS_SIGNAL: Final[int] = signal.SIGRTMAX - 2
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -106,8 +105,7 @@ def fork(
 
 
 def _prctl(option: int, argument: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(option, argument)
+    ctypes.CDLL(None).prctl(option, argument)
 
 
 def _become_leader(process: int) -> None:
@@ -174,16 +172,13 @@ def _end_all(worker: int, status: int | None, wake: int, patience: float) -> Gua
 
 
 def _signal_group(leader: int, number: signal.Signals) -> None:
-    with suppress(ProcessLookupError, PermissionError):  # macOS raises EPERM for an empty group
+    with suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, number)
 
 
 def _descendants() -> list[int]:
-    """The ids of the processes below this one, without ended ones; empty outside Linux."""
-    try:
-        names = [name for name in os.listdir("/proc") if name.isdigit()]
-    except OSError:
-        return []  # not Linux: orphans are not adopted there
+    """The ids of the processes below this one, without ended ones."""
+    names = [name for name in os.listdir("/proc") if name.isdigit()]
     children: dict[int, list[int]] = {}
     ended = set()
     for name in names:

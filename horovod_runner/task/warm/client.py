@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from horovod_runner.common.descriptors import enlarge_pipe
 from horovod_runner.common.files import unnamed_file
 from horovod_runner.common.limits import Limits
 from horovod_runner.errors import HorovodRunnerError
@@ -304,8 +305,7 @@ def _discarding_pipe() -> Iterator[tuple[int, int]]:
     """
     read, write = os.pipe()
     try:
-        with suppress(OSError):
-            fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 1 << 20)
+        enlarge_pipe(write, 1 << 20)
         yield read, write
     finally:
         os.close(read)

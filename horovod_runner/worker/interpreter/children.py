@@ -43,7 +43,7 @@ class _Preparation(dict[str, Any]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         definitions = bytes(main_module.definitions)
-        return _prepare, (self._spawn, dict(self), definitions, settings.applied())
+        return _prepare, (self._spawn, dict(self), definitions, settings.applied)
 
 
 def _prepare(

@@ -8,13 +8,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from types import CodeType
 from typing import Any, Final
 
 from msgspec.structs import replace
 
-from horovod_runner.common.clocks import process_clock
+from horovod_runner.common.clocks import process_clock, scheduled
 from horovod_runner.wire.measurements import UNKNOWN, Lines, Profile, Thread, Waits
 from horovod_runner.worker.profiling.clock import clock
 from horovod_runner.worker.profiling.collectives import TORCH_SET, Collective, CollectiveLog, chosen
@@ -175,8 +174,8 @@ class Profiler:
         monotonic, wall = time.monotonic(), process_clock()
         totals, of_torch = self._collectives.totals, self._flight_recorder
         times = os.times()
-        main_cpu, starved = _scheduled(os.getpid())
-        _, no_core = _scheduled(self._thread.native_id or 0)
+        main_cpu, starved = scheduled(os.getpid()) or (0.0, 0.0)
+        _, no_core = scheduled(self._thread.native_id or 0) or (0.0, 0.0)
         return Profile(
             self._rank,
             wall,
@@ -242,18 +241,6 @@ def _blocked(summary: Profile, share: float) -> float:
     known = sum(summary.spent.values())  # in which it waited for something else
     idle = summary.seconds - known - summary.main_cpu - summary.starved
     return max(0.0, min(idle, summary.seconds * share))
-
-
-def _scheduled(thread: int) -> tuple[float, float]:
-    """Seconds in which a thread has run, and in which it could have but had no core.
-
-    Linux counts both; see its documentation of schedstats.
-    """
-    with suppress(OSError, ValueError):
-        with open(f"/proc/self/task/{thread}/schedstat", "rb") as file:
-            ran, waited, _ = file.read().split()
-        return int(ran) * 1e-9, int(waited) * 1e-9
-    return 0.0, 0.0
 
 
 def _torch_threads() -> int:

@@ -129,18 +129,11 @@ def torch_distributed_variables(slot: Slot, assignment: Assignment) -> dict[str,
     }
 
 
-def interface_variables(slot: Slot) -> dict[str, str]:
-    """Bind Horovod's Gloo, NCCL and torch's Gloo to the job's network interface."""
-    names = ("HOROVOD_GLOO_IFACE", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
-    return dict.fromkeys(names, slot.interface)
-
-
 def gloo_variables(slot: Slot, limits: Limits = DEFAULTS) -> dict[str, str]:
-    """Gloo's network interface and its timeout."""
-    return {
-        **interface_variables(slot),
-        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(math.ceil(limits.gloo)),
-    }
+    """Bind Horovod's Gloo, NCCL and torch's Gloo to the job's network; and Gloo's timeout."""
+    names = ("HOROVOD_GLOO_IFACE", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+    timeout = {"HOROVOD_GLOO_TIMEOUT_SECONDS": str(math.ceil(limits.gloo))}
+    return dict.fromkeys(names, slot.interface) | timeout
 
 
 def mpi_variables(interface: str) -> dict[str, str]:
