@@ -86,7 +86,6 @@ def run_attempts(
 
 
 def _resized(job: Job, launcher: Launcher) -> Job:
-    """The job with as many ranks as the next attempt has."""
     return replace(job, size=launcher.slots(job.size, job.limits.returning_slots))
 
 

@@ -159,7 +159,6 @@ class HangWatch:
         return max((self._ranks[rank].activity.idle for rank in self._waiting()), default=None)
 
     def _waiting(self) -> list[int]:
-        """The ranks whose stacks show that they wait in a collective."""
         return [rank for rank, known in self._ranks.items() if known.waits]
 
     def seconds(self, now: float) -> float:

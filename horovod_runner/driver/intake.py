@@ -136,7 +136,6 @@ class Intake(Observer):
             self._journal = None
 
     def _replay(self, files: Iterable[Sequence[Kept]]) -> None:
-        """Pass on what the stand-in received."""
         for kept in files:
             self.say_detached()
             for rank, several in groupby(kept, _reporter):
@@ -264,7 +263,6 @@ def _reporter(event: Kept) -> int | None:
 
 
 def _detached_notice(address: ChannelAddress, source: JournalSource | None, folder: str) -> str:
-    """What the user reads about detached mode."""
     begin = (
         f"executors cannot reach this process at {address.host}:{address.port}. The ranks run in "
         "detached mode: what they print and report "

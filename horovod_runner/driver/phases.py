@@ -213,7 +213,6 @@ class Phase:
         return True
 
     def _limit(self, state: State) -> float | None:
-        """How long a state may last, by the table and the limits of the run."""
         name = TABLE[state].limit
         return None if name is None else getattr(self._limits, name)
 

@@ -93,7 +93,6 @@ def short_of_ports(slots: Iterable[Slot], offers: Iterable[Offer]) -> list[str]:
 
 
 def _refuse_loopback(hosts: Sequence[Offer]) -> None:
-    """Raise LaunchError where a host has an address that the others cannot reach."""
     hidden = [offer for offer in hosts if offer.address.startswith("127.")]
     if hidden and len(hidden) < len(hosts):  # otherwise all share one machine
         raise LaunchError(
@@ -136,7 +135,6 @@ def _share_gpus(local: Sequence[Offer], gpus_per_rank: float | None) -> list[tup
 
 
 def _deal(local: Sequence[Offer], gpus_per_rank: float | None) -> list[tuple[str, ...]]:
-    """Distribute the host's visible GPUs by local_rank."""
     devices = local[0].host_gpus
     if not devices and gpus_per_rank is None:
         return [()] * len(local)

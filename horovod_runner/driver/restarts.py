@@ -103,7 +103,6 @@ class RestartPolicy:
         return Decision(self._wait(), f"{what} {count}, max_restarts={self._max_restarts}")
 
     def _wait(self) -> float:
-        """The seconds to wait before the next attempt."""
         last = self._ends[-1]
         in_a_row = 0
         for end in reversed(self._ends):

@@ -66,7 +66,6 @@ class Roster:
         return controller
 
     def _memory(self) -> dict[str, software.SharedMemory]:
-        """The shared memory of each host, by hostname."""
         offers = [hello.offer for hello in self.hellos.values()]
         ranks = Counter(offer.host for offer in offers)
         return {

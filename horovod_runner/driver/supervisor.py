@@ -74,7 +74,6 @@ class Supervisor:
         self._tick_at = 0.0
 
     def _notice(self, text: str) -> None:
-        """Tell the user something."""
         self._observer.take(Notice(text))
 
     def run(self) -> None:
@@ -97,7 +96,6 @@ class Supervisor:
         self._settle()
 
     def _called_off(self) -> str:
-        """What has become of a cancelled run."""
         text = f"run {self._job.run_id} was cancelled"
         forced = self._presence.lost or self._presence.present
         if self._launch.finished and not forced:
@@ -124,7 +122,6 @@ class Supervisor:
         self._channel.wake()
 
     def _step(self) -> None:
-        """Wait for messages or for something to be due, and handle it."""
         if self._requests.take_stacks():
             if self.phase.state in (State.SILENT, State.DETACHED):
                 self._notice("the ranks cannot be asked for their stacks from here")
@@ -155,7 +152,6 @@ class Supervisor:
             self._launch.cancel()
 
     def _on_timeout(self, now: float) -> None:
-        """The state has lasted for as long as it may."""
         if self.phase.until is not None and now <= self.phase.until:
             return  # it began anew with the last messages
         match self.phase.state:
@@ -213,7 +209,6 @@ class Supervisor:
         self._end(Trigger.PROBLEM, reason)
 
     def _end(self, trigger: Trigger, reason: str) -> None:
-        """Move to a state in which the ranks end, and do what it asks for."""
         was_ending = self.phase.ending
         if not self.phase.on(trigger):
             return
@@ -284,7 +279,6 @@ class Supervisor:
                 self._handle_own(task, message)
 
     def _handle_own(self, task: int, message: OwnMessage) -> None:
-        """Handle what a rank sends about itself."""
         match message:
             case messages.Started():
                 self._on_started(message)

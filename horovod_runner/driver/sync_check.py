@@ -267,7 +267,6 @@ def weights_differ(first: Note, other: Note) -> str:
 
 
 def _cause(optimizer: str, when: str) -> str:
-    """Why weights may differ after a step of an optimizer."""
     if "hvd.join()" in when:
         return (
             "because a rank that calls hvd.join() misses the steps which the others still make. "

@@ -129,7 +129,6 @@ class ControlGroups:
                     yield limit / period
 
     def _memory_limits(self, pid: int | None) -> Iterator[MemoryLimit]:
-        """The host's memory, and the limits of control groups that apply to a process."""
         host = psutil.virtual_memory()
         yield MemoryLimit(host.total, host.available)
         for version, folder in self._groups("memory", pid):

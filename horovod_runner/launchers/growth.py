@@ -59,7 +59,6 @@ def grows(master: str) -> bool:
 
 
 def _tasks(conf: Callable[[str], str | None], requests: Mapping[str, float]) -> int:
-    """How many tasks an executor runs at a time."""
     cores = int(conf("spark.executor.cores") or 1)
     tasks = int(cores // (requests.get("cpus") or float(conf("spark.task.cpus") or 1)))
     gpus = requests.get("gpu") or float(conf("spark.task.resource.gpu.amount") or 0)

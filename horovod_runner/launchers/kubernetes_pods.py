@@ -98,7 +98,6 @@ def _reason(pod: Mapping[str, Any]) -> str:
 
 
 def _end(pod: Mapping[str, Any]) -> str:
-    """How a pod has ended."""
     status = pod.get("status", {})
     if "reason" in status:
         return _sentence(status)

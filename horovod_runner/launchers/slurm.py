@@ -117,7 +117,6 @@ class SlurmLauncher(PoolKeeper):
 
 
 def _nodes() -> list[str]:
-    """The names of the allocation's nodes."""
     node_list = os.environ.get("SLURM_JOB_NODELIST", "")
     if re.fullmatch(r"[\w.-]*", node_list):
         return [node_list] if node_list else []
@@ -171,7 +170,6 @@ class SlurmLaunch(Launch):
             pipe.write(parcel)
 
     def _read_errors(self) -> None:
-        """Keep srun's last lines."""
         assert self._process.stderr is not None  # noqa: S101
         with self._process.stderr as pipe:
             for line in pipe:
@@ -179,7 +177,6 @@ class SlurmLaunch(Launch):
                 self._last_lines = [*self._last_lines, text][-_KEPT_LINES:]
 
     def _read(self) -> None:
-        """Read the outcomes, and wait for srun's end."""
         assert self._process.stdout is not None  # noqa: S101
         with self._process.stdout as pipe:
             self._outcomes = read_outcomes(pipe)

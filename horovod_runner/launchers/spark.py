@@ -124,7 +124,6 @@ class SparkLauncher(PoolKeeper):
                 raise CancelledError("the run was cancelled while it waited for slots")
 
     def _check_compute(self) -> None:
-        """Tell what of Databricks' compute keeps ranks from starting."""
         compute = connect.sandboxed_compute()
         if compute is None:
             return
@@ -171,7 +170,6 @@ class SparkLauncher(PoolKeeper):
         return int(started) / 1000 if started else None
 
     def _count_slots(self) -> int | None:
-        """How many tasks run at a time; None if Spark does not tell."""
         if not self._is_connect:
             return _count_slots(self._spark, self._profile)
         return connect.count_slots(self._spark) if self._profile is None else None
@@ -212,7 +210,6 @@ class SparkLauncher(PoolKeeper):
         )
 
     def _task_resources(self) -> str:
-        """What one task takes, in words."""
         if self._profile is not None:
             requests = self._profile.taskResources.values()
             return ", ".join(f"{request.resourceName} {request.amount:g}" for request in requests)
@@ -338,7 +335,6 @@ def _joined(spark: SparkSession) -> float:
 
 
 def _count_slots(spark: SparkSession, profile: ResourceProfile | None) -> int | None:
-    """How many tasks the cluster runs at a time; None if Spark does not tell."""
     try:
         scala_context = spark.sparkContext._jsc.sc()
         manager = scala_context.resourceProfileManager()

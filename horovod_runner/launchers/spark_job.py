@@ -115,7 +115,6 @@ class SparkLaunch(Launch):
         context.setJobGroup(self._job.run_id, text, interruptOnCancel=True)
 
     def _collect(self) -> list[Any]:
-        """Run the Spark job; returns its rows."""
         size = self._job.size
         if self._dataframes:
             from horovod_runner.data.read import spill
@@ -227,7 +226,6 @@ class ConnectLaunch(SparkLaunch):
 def _collect(
     rows: DataFrame, task: Callable[..., Any], profile: ResourceProfile | None, **barrier: bool
 ) -> list[Any]:
-    """Run a Spark job with a task for each partition; returns its rows."""
     # Spark 3.5 has no such argument.
     resources = {} if profile is None else {"profile": profile}
     return collect_in_arrow(rows, task, _OUTCOME_SCHEMA, **barrier, **resources)
@@ -244,7 +242,6 @@ def _stages(spark: SparkSession, group: str) -> Iterator[SparkStageInfo]:
 
 
 def _tasks(spark: SparkSession, stage: SparkStageInfo, most: int) -> Iterator[Any]:
-    """The tasks of a stage, by Spark's internals."""
     store = spark.sparkContext._jsc.sc().statusStore()
     tasks = store.taskList(stage.stageId, stage.currentAttemptId, most)
     yield from map(tasks.apply, range(tasks.size()))
@@ -291,7 +288,6 @@ class SparkMembers(MemberTasks):
             start_thread("decommission", self._watch)
 
     def _group(self, seat: int) -> str:
-        """The name of a seat's job group."""
         return f"{self._job.run_id}-{seat}"
 
     def _keep(self, seat: int, task: Callable[..., Any]) -> None:
@@ -326,7 +322,6 @@ class SparkMembers(MemberTasks):
         return not states or "RUNNING" in states
 
     def _watch(self) -> None:
-        """Tell which seats are on executors that are being decommissioned."""
         try:
             while not self._over.wait(_WATCH_SECONDS):
                 for executor in self._decommissioned():
@@ -336,7 +331,6 @@ class SparkMembers(MemberTasks):
             _log.debug("executors cannot be watched", exc_info=True)
 
     def _decommissioned(self) -> list[str]:
-        """The ids of the executors that are being decommissioned."""
         context = self._spark.sparkContext._jsc.sc()
         ids = context.getExecutorIds()
         executors = [str(ids.apply(at)) for at in range(ids.size())]
@@ -348,7 +342,6 @@ class SparkMembers(MemberTasks):
         ]
 
     def _seats_on(self, executor: str) -> list[int]:
-        """The seats whose tasks run on an executor."""
         return [
             seat
             for seat in range(len(self._threads))

@@ -98,7 +98,6 @@ def run_member(
 
 
 def _setup(job: Job, context: TaskContext, *, echo: bool, stays: bool) -> TaskSetup:
-    """Where the task of this process runs."""
     resources = context.resources()
     is_drivers_host = job.host == host_id() and os.path.isdir(job.directory)
     return TaskSetup(

@@ -133,7 +133,6 @@ def _throttled(
 
 
 def _with_host(machine: Machine, before: Counters, now: Counters) -> Machine:
-    """Add what the host did."""
     seconds = machine.seconds
     did = Counters._make(max(0, n - b) for b, n in zip(before, now, strict=True))
     return msgspec.structs.replace(

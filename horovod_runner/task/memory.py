@@ -150,7 +150,6 @@ class MemoryWatch:
         )
 
     def _read(self, now: float) -> None:
-        """Read what each of the rank's processes has in memory."""
         family = processes.family(self._guard)
         memory = {use.pid: use.memory for use in family if use.pid != self._guard}
         # A forked process begins with the pages of the worker, which are not growth.

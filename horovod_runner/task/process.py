@@ -277,7 +277,6 @@ class WorkerProcess:
 
 
 def _describe_process(pid: int) -> str:
-    """A process's id, with its name and state while it exists."""
     with suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
         before, _, after = file.read().rpartition(b")")
         name = before.partition(b"(")[2].decode(errors="replace")

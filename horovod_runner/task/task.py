@@ -104,7 +104,6 @@ def run_rank(job: Job, address: ChannelAddress, setup: TaskSetup) -> Outcome:
 
 
 def _run_with(job: Job, address: ChannelAddress, setup: TaskSetup, stack: ExitStack) -> Outcome:
-    """Run one rank with the driver, or its stand-in, at an address."""
     link = Link(address, setup.task, job.limits)
     try:
         # Before Hello: the driver starts all ranks once all tasks have said Hello, so a task that
@@ -201,7 +200,6 @@ class _RankTask:
     def _run_worker(
         self, assignment: Assignment, checkpoints: CheckpointPlan, temporary: Path | None
     ) -> Outcome:
-        """Start the worker process, forward all that it writes, and return how it ended."""
         job, setup, slot = self.job, self.setup, assignment.slot
         timeline, trace = None, ""  # the start of the paths of the traces of its framework
         if self.folder is not None:
@@ -235,7 +233,6 @@ class _RankTask:
     def _worker_job(
         self, assignment: Assignment, checkpoints: CheckpointPlan, trace: str
     ) -> WorkerJob:
-        """What the worker process reads from its job file."""
         job, slot = self.job, assignment.slot
         return WorkerJob(
             rank=slot.rank,
@@ -263,7 +260,6 @@ class _RankTask:
     def _worker_variables(
         self, assignment: Assignment, timeline: Path | None, temporary: Path | None
     ) -> dict[str, str]:
-        """The worker's environment variables, beside those that it inherits."""
         job, slot = self.job, assignment.slot
         variables = rank_environment.worker_variables(
             slot,

@@ -232,7 +232,6 @@ def make_room(size: int, files: int) -> None:
 
 
 def _open_files(limit: int) -> int:
-    """How many files this process has open."""
     try:
         return len(os.listdir("/dev/fd"))
     except OSError as error:  # EMFILE: none is left for this look
@@ -240,7 +239,6 @@ def _open_files(limit: int) -> int:
 
 
 def _ipv4(host: str) -> str:
-    """The IPv4 address of a host."""
     try:
         return socket.gethostbyname(host)
     except OSError as error:

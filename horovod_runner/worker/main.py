@@ -165,7 +165,6 @@ def _watch_imports(job: WorkerJob, *, forked: bool) -> ImportsWatch | None:
 
 
 def _start_profiler(job: WorkerJob, rank: RankContext) -> Profiler | None:
-    """Begin to measure where this rank's time goes."""
     if not job.options.debug_config.profile:
         return None
     from horovod_runner.worker.profiling.profiler import Profiler
@@ -182,7 +181,6 @@ def _start_profiler(job: WorkerJob, rank: RankContext) -> Profiler | None:
 
 
 def _start_framework_profiler(job: WorkerJob, rank: RankContext) -> FrameworkProfiler | None:
-    """Record some steps with the framework's own profiler, if the run asks for it."""
     if not job.trace:
         return None
     from horovod_runner.worker.profiling.framework_profiler import FrameworkProfiler
@@ -194,7 +192,6 @@ def _start_framework_profiler(job: WorkerJob, rank: RankContext) -> FrameworkPro
 
 
 def _call_main(job: WorkerJob, rank: RankContext) -> WorkerOutcome:
-    """Call the user's function, and pickle what it returns or raises."""
     try:
         function, kwargs = main_module.load_call(job.main)
         captured = Captured(function) if job.rank == 0 else None
@@ -292,7 +289,6 @@ def _exited(error: SystemExit) -> WorkerOutcome:
 
 
 def _failed(error: BaseException, exit_code: int) -> WorkerOutcome:
-    """The outcome of an exception in main."""
     kind = type(error)
     _add_note(error)
     traceback_ = error.__traceback__

@@ -28,8 +28,6 @@ _STANDALONE = re.compile(r"^\s*(import keras\b|from keras\b)", re.MULTILINE)
 
 
 class _Line(NamedTuple):
-    """A line of the user's that was running when an exception was raised."""
-
     file: str
     number: int
     text: str
@@ -59,7 +57,6 @@ def add_note(error: BaseException, setting: str = _BY_HOROVOD_RUNNER) -> None:
 
 
 def _note(old: OldName, line: _Line, setting: str) -> str:
-    """Return the text: the line, what it was written for, and both ways out."""
     library = old.library.partition(" ")[0]
     is_cell = line.file.startswith("<") or "ipykernel" in line.file
     where = "the notebook" if is_cell else os.path.basename(line.file)
@@ -91,7 +88,6 @@ def _note(old: OldName, line: _Line, setting: str) -> str:
 
 
 def _old_name(error: BaseException, line: str) -> OldName | None:
-    """Return the old name that an exception is about; None if there is none."""
     text = str(error)
     if isinstance(error, AttributeError):
         return _attribute(error, line)
@@ -142,7 +138,6 @@ def _is_keras(thing: object, kind: str) -> bool:
 
 
 def _tensorflow(module: str, name: str) -> OldName | None:
-    """Return what to write for a name of TensorFlow 1; None if it is none."""
     path = re.sub(r"^tensorflow\.?(_api\.v2\.?)?", "", module)
     inside: Any = sys.modules["tensorflow"].compat.v1
     for part in filter(None, [*path.split("."), name]):

@@ -45,7 +45,6 @@ def hash_weights(model: Any, rank: int, epoch: int | None) -> Weights:
 
 
 def _named(model: Any) -> list[tuple[str, Any]]:
-    """The weights of a model or a container, with their names."""
     if hasattr(model, "trainable_variables"):  # before torch: on torch, Keras models have both
         return [(_name(variable), variable) for variable in model.trainable_variables]
     if hasattr(model, "named_parameters"):
@@ -78,7 +77,6 @@ def _name(value: Any) -> str:
 
 
 def _bytes(name: str, value: Any) -> Any:
-    """The bytes of a tensor's elements."""
     # A Keras variable holds a tensor in `value`; for TensorFlow variables, `value` is a method.
     inner = getattr(value, "value", None)
     tensor = value if inner is None or callable(inner) else inner

@@ -76,7 +76,6 @@ class Keeper(Observer):
         return [*few, *self._reports, *self._latest, *last, *self._texts]
 
     def _take_all(self) -> list[Kept]:
-        """What was kept; nothing is kept after that."""
         found = self.kept
         for kept in (self._few, self._reports, self._latest, self._last, self._texts):
             kept.clear()

@@ -74,7 +74,6 @@ class PooledLaunch(Launch):
             self._changed()
 
     def _working(self, seat: int) -> list[int]:
-        """The tasks of a seat that have no outcome."""
         ended = self._outcomes.keys()
         return [task for task, of in self._seats.items() if of == seat and task not in ended]
 

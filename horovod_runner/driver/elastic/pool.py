@@ -300,7 +300,6 @@ class Pool(Launcher):
             self._launch.lose(seat, reason)
 
     def _tick(self) -> None:
-        """Once a second: is every member still there?"""
         with self.changed:
             if self._channel.broken > self._broken:
                 self._broken = self._channel.broken

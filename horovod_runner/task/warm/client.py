@@ -264,7 +264,6 @@ def _end(folders: Sequence[Path], patience: float) -> None:
 def _await_answer(
     connection: socket.socket, meanwhile: Callable[[], None], patience: float
 ) -> None:
-    """Wait until there is something to read."""
     poller = select.poll()
     poller.register(connection, select.POLLIN)
     until = time.monotonic() + patience

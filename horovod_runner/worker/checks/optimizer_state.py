@@ -16,8 +16,6 @@ from horovod_runner.worker.imports.patches import instead_of
 
 
 class _TensorPlace(NamedTuple):
-    """Where a tensor was in a state, and what it is like."""
-
     number: int
     shape: tuple[int, ...]
     dtype: Any

@@ -216,7 +216,6 @@ def _process_set(optimizer: Any) -> str:
 def _send(
     when: str, optimizer: str, rates: Iterable[Any], named: Iterable[tuple[str, Any]]
 ) -> None:
-    """Send a note: of an optimizer, its learning rates and its weights."""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if cuda is not None and cuda.is_initialized() and cuda.is_current_stream_capturing():
         return

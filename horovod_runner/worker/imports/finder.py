@@ -48,8 +48,6 @@ def when_imported(name: str, call: Callable[[], None]) -> None:
 
 
 class _AroundFinder:
-    """An import finder for ``sys.meta_path``."""
-
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:

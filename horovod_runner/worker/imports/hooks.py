@@ -37,8 +37,6 @@ def install(hooks: Iterable[ImportHook], *, in_rank: bool = True) -> None:
 
 
 class _Hooks:
-    """The import hooks of this process, and those that have failed."""
-
     def __init__(self) -> None:
         self._known: dict[ImportHook, None] = {}
         self._failed: dict[ImportHook, str] = {}  # why
@@ -113,7 +111,6 @@ _hooks = _Hooks()
 
 
 def _notice(framework: str, failed: dict[ImportHook, str]) -> str:
-    """What to tell the user about the hooks of a framework that have failed, and why."""
     version = getattr(sys.modules.get(framework), "__version__", "of an unknown version")
     wrong = "; ".join(hook.without for hook in failed if hook.trains)
     rest = "; ".join(hook.without for hook in failed if not hook.trains)
@@ -142,7 +139,6 @@ def _function(name: str) -> Any:
 
 
 def _attributes(module: ModuleType) -> list[tuple[Any, dict[str, Any]]]:
-    """The attributes of a module and of its own classes."""
     # Not isinstance: it asks for __class__, at which deprecated names of torch warn.
     kinds = [each for each in vars(module).values() if issubclass(type(each), type)]
     own = [kind for kind in kinds if kind.__module__ == module.__name__]

@@ -35,8 +35,6 @@ def give_to_children(spawn: types.ModuleType) -> None:
 
 
 class _Preparation(dict[str, Any]):
-    """What a new process prepares itself with."""
-
     def __init__(self, preparation: dict[str, Any], spawn: str) -> None:
         super().__init__(preparation)
         self._spawn = spawn

@@ -222,7 +222,6 @@ def _lines(rank: int, thread: Thread, total: int, seen: Mapping[Stack, int]) -> 
 
 
 def _since(before: Profile, now: Profile) -> Profile:
-    """What there was between two moments."""
     changes: dict[str, Any] = {}
     for name in Profile.__struct_fields__:
         first, last = getattr(before, name), getattr(now, name)
@@ -244,7 +243,6 @@ def _blocked(summary: Profile, share: float) -> float:
 
 
 def _torch_threads() -> int:
-    """With how many threads torch computes; 0 if it is not imported."""
     count = getattr(sys.modules.get("torch"), "get_num_threads", None)
     return 0 if count is None else int(count())
 
