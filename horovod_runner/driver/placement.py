@@ -123,9 +123,8 @@ def _refuse_same_address(hosts: Sequence[Offer]) -> None:
 
 def _share_gpus(local: Sequence[Offer], gpus_per_rank: float | None) -> list[tuple[str, ...]]:
     """The GPUs of each rank of one host, in local_rank order."""
-    none: tuple[str, ...] = ()
     if gpus_per_rank == 0:
-        return [none] * len(local)
+        return [()] * len(local)
     if any(offer.task_gpus for offer in local):
         given = [offer.task_gpus for offer in local]
     else:

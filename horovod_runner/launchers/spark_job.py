@@ -43,7 +43,8 @@ class SparkLaunch(Launch):
 
     Args:
         task: the body of a task, for ``mapInArrow``.
-        detaches: whether the tasks can do without the driver.
+        detaches: whether to notice when Spark has started all tasks, which can then do without the
+            driver.
     """
 
     def __init__(
@@ -68,13 +69,9 @@ class SparkLaunch(Launch):
         thread.daemon = True
         thread.start()
         if detaches:
-            self._watch_starts()
+            start_thread("tasks", self._watch_starts)
 
     def _watch_starts(self) -> None:
-        """Notice when Spark has started all tasks."""
-        start_thread("tasks", self._poll_starts)
-
-    def _poll_starts(self) -> None:
         with suppress(Exception):  # the session has ended
             while not self._done.wait(_WATCH_SECONDS):
                 for stage in _stages(self._spark, self._job.run_id):
@@ -175,7 +172,7 @@ class ConnectLaunch(SparkLaunch):
         self._told_of_starts = hasattr(spark, "registerProgressHandler")
         if self._told_of_starts:
             self.expected = time.monotonic() + seconds
-        super().__init__(spark, request, task, profile, detaches=True)
+        super().__init__(spark, request, task, profile, detaches=False)  # the server tells of it
         endpoint = connect.server_endpoint(spark)
         if endpoint is not None:
             patience = request.job.limits.connect_server
@@ -205,9 +202,6 @@ class ConnectLaunch(SparkLaunch):
         here = threading.get_ident() == self._thread
         if here and not self.running and inflight_tasks >= self._job.size:
             self._tasks_have_started()
-
-    def _watch_starts(self) -> None:
-        """Do nothing: the server reports it."""
 
     def _lost_server(self, reason: str) -> None:
         self._error = LaunchLostError(reason)

@@ -24,6 +24,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from functools import cached_property
 from typing import IO, Final
 
 from horovod_runner.common.descriptors import enlarge_pipe, is_byte_locked
@@ -119,8 +120,6 @@ class WorkerProcess:
             self.exit_descriptor = _exit_descriptor(guard_process)
             self._ours = ours.pop_all()
         self._pid: int | None = None
-        self._has_ended = False
-        self._report: GuardReport | None = None
         self._killed_at = 0.0
         pipes = (self.messages, self.reports, self.file_parts, self.stacks)
         os.set_blocking(self._report_pipe, False)
@@ -177,21 +176,19 @@ class WorkerProcess:
         code = self._process.poll()
         if code is None:
             return None
-        report = self._read_report()
-        return code if report is None else report.exit_code
+        return code if self._report is None else self._report.exit_code
 
-    def _read_report(self) -> GuardReport | None:
-        """Return the report of a guard that has ended; None if it was killed before it sent one."""
-        if not self._has_ended:
-            self._has_ended = True
-            with suppress(BlockingIOError):
-                if data := os.read(self._report_pipe, 1 << 16):
-                    self._report = GuardReport.decode(data)
-        return self._report
+    @cached_property
+    def _report(self) -> GuardReport | None:
+        """The report of a guard that has ended; None if it was killed before it sent one."""
+        with suppress(BlockingIOError):
+            if data := os.read(self._report_pipe, 1 << 16):
+                return GuardReport.decode(data)
+        return None
 
     @property
     def left_behind(self) -> str:
-        """Which processes SIGKILL has not ended, and why that may be; empty if all have ended."""
+        """At the end, which processes SIGKILL has not ended, and why that may be; or empty."""
         if self._report is None or not self._report.left:
             return ""
         found = ", ".join(map(_describe_process, self._report.left))
@@ -270,7 +267,7 @@ class WorkerProcess:
         self._pid = self.pid  # while the pipe is open
         # A guard that was killed has killed nobody. In any other case the worker's process id may
         # belong to another process by now.
-        if self._read_report() is None and self._pid != self.guard:
+        if self._report is None and self._pid != self.guard:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._pid, signal.SIGKILL)
         self._ours.close()

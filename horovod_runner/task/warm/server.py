@@ -232,11 +232,9 @@ def _answer(connection: socket.socket, problem: str, patience: float) -> Request
             child = None  # the client knows it: it waits for the client's GO, or ends
         return Request()
     finally:
-        if child is None:
-            for descriptor in descriptors:
-                os.close(descriptor)
-        elif child:  # the client does not know it
+        if child:  # the client does not know it
             os.kill(child, signal.SIGKILL)
+        if child != 0:
             for descriptor in descriptors:
                 os.close(descriptor)
 

@@ -161,11 +161,7 @@ def _averages_weights(parallel: Any) -> bool:
 def _is_due(steps: int) -> bool:
     """Whether to compare the ranks: after steps 1, 20, 40, 80, ..."""
     # With a warm-up the first one may change nothing.
-    return steps == 1 or (steps % _STEPS == 0 and _is_power_of_two(steps // _STEPS))
-
-
-def _is_power_of_two(number: int) -> bool:
-    return number & (number - 1) == 0
+    return steps == 1 or (steps % _STEPS == 0 and (steps // _STEPS).bit_count() == 1)
 
 
 def _differs(optimizer: Any) -> bool:
@@ -282,7 +278,7 @@ def _watch_fit(callbacks: Any) -> None:
     @instead_of(callbacks, "on_epoch_end")
     def on_epoch_end(plain: Any, epoch: int, logs: Any = None) -> None:
         plain(epoch, logs)
-        if _is_power_of_two(epoch + 1):
+        if (epoch + 1).bit_count() == 1:
             _send_keras(f"after epoch {epoch + 1}", model)
 
     @instead_of(callbacks, "on_train_end")
