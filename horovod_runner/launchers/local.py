@@ -38,8 +38,7 @@ class LocalLauncher(PoolKeeper):
     def slots(self, size: int, patience: float = 0.0) -> int:
         """The number of ranks asked for, if this process may open enough files.
 
-        Raises:
-            ChannelError: the hard limit is too low.
+        Raises ChannelError, as the methods below, if the hard limit is too low.
         """
         make_room(size, size * _FILES_OF_A_RANK)
         return size
@@ -48,20 +47,13 @@ class LocalLauncher(PoolKeeper):
         """Start one thread per rank, which starts and supervises the rank's worker.
 
         There are no DataFrames here: the ranks share this machine's disk.
-
-        Raises:
-            ChannelError: the hard limit of open files is too low.
         """
         # Again: other code has opened files since.
         make_room(request.job.size, request.job.size * _FILES_OF_A_RANK)
         return LocalLaunch(request)
 
     def launch_members(self, request: PoolRequest) -> LocalMembers:
-        """Start one thread per seat.
-
-        Raises:
-            ChannelError: the hard limit of open files is too low.
-        """
+        """Start one thread per seat."""
         make_room(request.seats, request.seats * _FILES_OF_A_MEMBER)
         return LocalMembers(request)
 
@@ -120,7 +112,7 @@ class LocalLaunch(Launch):
         self._wake()
 
     def outcomes(self) -> list[Outcome]:
-        """How the ranks ended."""
+        """See :class:`~horovod_runner.driver.launcher.Launch`."""
         for thread in self._threads:
             thread.join()
         return list(self._outcomes)

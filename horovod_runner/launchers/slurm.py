@@ -75,11 +75,7 @@ class SlurmLauncher(PoolKeeper):
         self.channel_host = _address_towards(others[0]) if others else "127.0.0.1"
 
     def slots(self, size: int, patience: float = 0.0) -> int:
-        """The number of ranks: at most the allocation's number of tasks.
-
-        Raises:
-            SlotError: ``size`` is above it.
-        """
+        """The number of ranks: at most the allocation's number of tasks; otherwise a SlotError."""
         tasks = os.environ.get("SLURM_NTASKS")
         available = int(tasks or os.environ.get("SLURM_JOB_NUM_NODES") or 1)
         if size > available:
@@ -187,7 +183,7 @@ class SlurmLaunch(Launch):
         self._wake()
 
     def late_error(self) -> SlotError:
-        """The error to raise if no task has started in time."""
+        """See :class:`~horovod_runner.driver.launcher.Launch`."""
         lines = "; ".join(self._last_lines) or "srun printed nothing"
         return SlotError(
             f"np={self._size}: Slurm has started no task within {self._seconds:g} s ({lines}). "
@@ -196,12 +192,7 @@ class SlurmLaunch(Launch):
         )
 
     def outcomes(self) -> list[Outcome]:
-        """How the ranks ended.
-
-        Raises:
-            TaskLostError: a task ended without an outcome.
-            LaunchError: no task has an outcome.
-        """
+        """See :class:`~horovod_runner.driver.launcher.Launch`."""
         self._reader.join()
         code = self._process.returncode
         lines = "; ".join(self._last_lines) or f"srun ended with exit code {code}"

@@ -122,13 +122,7 @@ class SparkLaunch(Launch):
         return _collect(tasks, self._task, self._profile, barrier=True)
 
     def outcomes(self) -> list[Outcome]:
-        """How the ranks ended.
-
-        Raises:
-            TaskLostError: an executor was lost.
-            JobCancelledError: somebody cancelled the job.
-            LaunchError: Spark ended the job before the ranks ended.
-        """
+        """See :class:`~horovod_runner.driver.launcher.Launch`."""
         if self._error is None:
             return self._outcomes
         # Spark's text is a hundred lines of Java: it goes to the log, not into the error.
@@ -179,7 +173,7 @@ class ConnectLaunch(SparkLaunch):
             connect.ServerWatch(endpoint, self._done, self._lost_server, patience)
 
     def late_error(self) -> SlotError:
-        """The error to raise if no task has started in time."""
+        """See :class:`~horovod_runner.driver.launcher.Launch`."""
         return self._late
 
     def _name_job(self) -> None:

@@ -29,18 +29,14 @@ class PooledLaunch(Launch):
         self.expected = time.monotonic() + patience
 
     def late_error(self) -> LaunchError:
-        """The error to raise if no task has said Hello in time."""
+        """See :class:`~horovod_runner.driver.launcher.Launch`."""
         return LaunchError(
             f"no task has reported within {self._patience:g} s, although the tasks are there: "
             "their hosts may be overloaded, or a firewall may be between them and the driver."
         )
 
     def outcomes(self) -> list[Outcome]:
-        """How the ranks ended.
-
-        Raises:
-            TaskLostError: a member was lost.
-        """
+        """See :class:`~horovod_runner.driver.launcher.Launch`."""
         for task, reason in sorted(self._reasons.items()):
             raise TaskLostError(task, reason)
         return list(self._outcomes.values())
