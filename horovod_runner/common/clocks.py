@@ -37,8 +37,7 @@ def elapsed() -> float:
 def scheduled(thread: int, process: int | str = "self") -> tuple[float, float] | None:
     """Seconds in which a thread has run, and in which it could have but had no core.
 
-    Linux counts both (see its documentation of schedstats); None if it has ended, or if this kernel
-    does not count.
+    Linux counts them (schedstats); None if it has ended, or if this kernel does not count.
     """
     try:
         with open(f"/proc/{process}/task/{thread}/schedstat", "rb") as file:

@@ -31,10 +31,8 @@ def run_attempts(
 ) -> Any:
     """Run a job to its end, and relaunch it from its latest checkpoint where that is decided.
 
-    Returns rank 0's value. The rows of DataFrames are sent to the tasks with each launch.
-
-    Raises:
-        Exception: that of the last attempt, as :meth:`AttemptRunner.run` raises it.
+    Returns rank 0's value. Raises what the last attempt does, see :meth:`AttemptRunner.run`. The
+    rows of DataFrames are sent to the tasks with each launch.
     """
     pool = launcher if isinstance(launcher, Pool) else None
     cancelled = requests.cancelled

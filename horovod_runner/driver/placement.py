@@ -14,19 +14,14 @@ _MAX_HOSTS: Final = 8  # in the table of many ranks
 
 
 def assign(offers: Iterable[Offer], gpus_per_rank: float | None = None) -> list[Slot]:
-    """Assign a rank and GPUs to every task.
+    """Assign a rank and GPUs to every task; returns the slots in rank order.
 
-    Args:
-        offers: one for each task, in any order.
-        gpus_per_rank: how many GPUs a rank gets; below 1 ranks share one, 0 hides all GPUs. None
-            takes what Spark gave the task, or one each where the host has GPUs.
-
-    Returns:
-        The slots in rank order.
+    A rank gets ``gpus_per_rank`` GPUs; below 1 ranks share one, 0 hides all GPUs. None takes what
+    Spark gave the task, or one each where the host has GPUs.
 
     Raises:
-        GpuError: a host has too few GPUs, two ranks would share one although ``gpus_per_rank``
-            is not below 1, or some hosts have GPUs and others have none.
+        GpuError: a host has too few GPUs, two ranks would share one although ``gpus_per_rank`` is
+            not below 1, or some hosts have GPUs and others have none.
         LaunchError: a host has an address that the others cannot reach, or two have the same.
     """
     hosts: dict[str, list[Offer]] = {}

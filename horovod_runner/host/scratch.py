@@ -109,11 +109,7 @@ def remove_left(run_id: str) -> None:
 
 
 def check_room(folder: Path, size: int) -> None:
-    """Check that a run's folder may grow by ``size`` bytes.
-
-    Raises:
-        DataError: that would exceed the run's limit or the free space of the disk.
-    """
+    """Raise a DataError unless a run's limit and the disk allow its folder to grow by ``size`` bytes."""
     path, disk = folder / _LIMIT, shutil.disk_usage(folder)
     if path.exists():
         limit, used = int(path.read_text()), _used(folder)

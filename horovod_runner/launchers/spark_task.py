@@ -40,16 +40,12 @@ def run_task(
     detaches: bool,
     dataframes: tuple[str, ...],
 ) -> Iterator[pa.RecordBatch]:
-    """The body of one task, for ``mapInArrow``.
+    """The body of one task, for ``mapInArrow``; yields the outcome of its rank.
 
-    Args:
-        job: what to run.
-        address: the driver's channel.
-        batches: the task's rows of the DataFrames; without DataFrames, a row with its number.
-        echo: whether the executor's log gets what the rank prints.
-        stays: whether the rank's folder is the executor's on the driver's host, too.
-        detaches: whether the tasks may do without the driver, in detached mode.
-        dataframes: the names of the datasets whose rows come with the task.
+    The batches are the task's rows of the named DataFrames; without DataFrames, a row with its
+    number. ``echo`` says whether the executor's log gets what the rank prints, ``stays`` whether
+    the rank's folder is the executor's on the driver's host, too, and ``detaches`` whether the
+    tasks may do without the driver.
     """
     from pyspark import BarrierTaskContext
 

@@ -24,10 +24,8 @@ _AGAIN_SECONDS = 1.0
 def command(size: int, *, together: bool = True) -> list[str]:
     """The srun command of a launch with so many ranks.
 
-    Args:
-        size: the number of tasks.
-        together: whether they are all that runs in the allocation; otherwise the step takes no more
-            than it needs, beside others.
+    Unless they are all that runs in the allocation (``together``), the step takes no more than it
+    needs, beside others.
     """
     arguments = [
         "srun",
@@ -50,11 +48,7 @@ def command(size: int, *, together: bool = True) -> list[str]:
 
 
 def start(arguments: list[str], job: Job, output: int) -> subprocess.Popen[bytes]:
-    """Start srun, with pipes to its standard input and from its standard error.
-
-    Raises:
-        LaunchError: that is not possible.
-    """
+    """Start srun, with pipes to its standard input and from its standard error; or LaunchError."""
     try:
         return subprocess.Popen(
             arguments,

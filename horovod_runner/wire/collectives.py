@@ -65,14 +65,7 @@ class SmallCollectives:
     sum_arrays: Callable[[Any, str], Any]
 
     def broadcast(self, data: bytes, count: int, root: int = 0, name: str = "checkpoint") -> bytes:
-        """Broadcast bytes from a rank.
-
-        Args:
-            data: the bytes; read on rank ``root`` only.
-            count: the number of bytes, the same on all ranks.
-            root: the sending rank.
-            name: of the collective.
-        """
+        """Broadcast ``count`` bytes from the rank ``root``, which alone has the data."""
         array = np.frombuffer(bytearray(data) if data else bytearray(count), np.uint8)
         return bytes(self.broadcast_array(array, root, f"horovod_runner.{name}").tobytes())
 

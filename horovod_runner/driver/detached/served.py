@@ -62,11 +62,7 @@ class ServedFolder:
         return None if data is None else len(data)
 
     def write(self, name: str, data: bytes) -> None:
-        """Add a file.
-
-        Raises:
-            OSError: the driver has not called yet; perhaps it never can.
-        """
+        """Add a file. Raises an OSError until the driver has called, which perhaps it never can."""
         if not self._called:
             raise OSError("the driver has not called yet")
         self._files[name] = data
@@ -135,11 +131,7 @@ class CalledFolder:
         return data[0]
 
     def remove(self, name: str) -> None:
-        """Remove a file, if it exists.
-
-        Raises:
-            zmq.Again: nobody answers.
-        """
+        """Remove a file, if it exists; zmq.Again says that nobody answers."""
         self._ask(_REMOVE, name)
 
     def _ask(self, verb: bytes, name: str) -> list[bytes]:

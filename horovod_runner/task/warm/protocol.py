@@ -125,11 +125,7 @@ def connect(folder: Path, seconds: float) -> socket.socket:
 
 
 def check_peer(connection: socket.socket) -> None:
-    """Make sure that the process at the other end belongs to this user.
-
-    Raises:
-        ValueError: it does not.
-    """
+    """Raise a ValueError unless the process at the other end belongs to this user."""
     _, uid = peer(connection)
     if uid != os.getuid():
         raise ValueError(f"the process at the other end belongs to user {uid}, not {os.getuid()}")

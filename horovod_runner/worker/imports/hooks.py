@@ -24,13 +24,10 @@ from horovod_runner.worker.imports.garbage import keep_imports_uncollected
 def install(hooks: Iterable[ImportHook], *, in_rank: bool = True) -> None:
     """Set up what happens in this process when a framework is imported.
 
-    A module that is imported already stays as it is, except for hooks that are only for ranks.
-
-    Args:
-        hooks: those of the run. One that is installed already runs no second time, as in a rank
-            that a fork server has forked.
-        in_rank: False in a fork server, which leaves out the hooks that are only for ranks, and
-            leaves what has failed to be told by the ranks.
+    A module that is imported already stays as it is, except for hooks that are only for ranks. A
+    hook that is installed already runs no second time, as in a rank that a fork server has forked.
+    The fork server (``in_rank=False``) leaves out the hooks that are only for ranks, and lets the
+    ranks tell what has failed.
     """
     keep_imports_uncollected()
     _hooks.install(hooks, in_rank=in_rank)
