@@ -109,7 +109,10 @@ def remove_left(run_id: str) -> None:
 
 
 def check_room(folder: Path, size: int) -> None:
-    """Raise a DataError unless a run's limit and the disk allow its folder to grow by ``size`` bytes."""
+    """Check that a run's folder may grow by ``size`` bytes.
+
+    A DataError says that it would exceed the run's limit, or the free space of the disk.
+    """
     path, disk = folder / _LIMIT, shutil.disk_usage(folder)
     if path.exists():
         limit, used = int(path.read_text()), _used(folder)

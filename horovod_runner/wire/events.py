@@ -145,8 +145,10 @@ class TraceFile(NamedTuple):
     """A file with a trace, on the driver's machine.
 
     Attributes:
+        rank: the rank that wrote it.
         kind: "horovod": Horovod's timeline, which rank 0 writes for all ranks; "torch",
             "tensorflow": steps of the rank, as its framework's profiler saw them.
+        path: of the file.
     """
 
     rank: int
