@@ -13,8 +13,8 @@ from typing import Final, assert_never, cast
 from horovod_runner.common.text import ranks_text
 from horovod_runner.driver.intake import Content, Observer, OwnMessage
 from horovod_runner.driver.launcher import Launch, TaskLostError
+from horovod_runner.driver.liveness import Presence
 from horovod_runner.driver.phases import Phase, State, Trigger
-from horovod_runner.driver.presence import Presence
 from horovod_runner.driver.requests import Requests
 from horovod_runner.driver.roster import Roster
 from horovod_runner.driver.sync_check import NoteCheck, SyncCheck
