@@ -48,7 +48,6 @@ class Rendezvous:
     Args:
         host: the only IPv4 address to listen on.
         size: the number of ranks; bounds the size of values.
-        token: the secret part of the path; None for a random one.
 
     Attributes:
         address: for ``HOROVOD_GLOO_RENDEZVOUS_ADDR``, including the token.
@@ -62,14 +61,13 @@ class Rendezvous:
         self,
         host: str,
         size: int,
-        token: str | None = None,
         *,
         limits: Limits = DEFAULTS,
         total_bytes: int = _TOTAL_BYTES,
     ) -> None:
         self._limits = limits
         self._total_bytes = total_bytes
-        self._token = token or secrets.token_urlsafe(24)
+        self._token = secrets.token_urlsafe(24)
         self._value_limit = _ADDRESS_BYTES * max(size, 16)
         self._values: dict[str, bytes] = {}
         self._bytes = 0
