@@ -80,7 +80,10 @@ def plain_metrics(metrics: Any) -> dict[str, float | int]:
 
 
 def plain_number(name: str, value: Any) -> float | int:
-    """Convert a number, or a scalar of NumPy, torch or TensorFlow, to a plain one; or TypeError."""
+    """Convert a number, or a scalar of NumPy, torch or TensorFlow, to a plain number.
+
+    Booleans become 0 and 1. Raises a TypeError, with the metric's name, for anything else.
+    """
     plain: Any = value
     if not isinstance(value, (int, float)):
         if getattr(value, "shape", None) is None or isinstance(value, type):

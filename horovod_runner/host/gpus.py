@@ -109,7 +109,7 @@ def pin_torch(torch: Any, index: int) -> None:
 
 
 def pin_tensorflow(tensorflow: Any, index: int) -> None:
-    """Make a GPU the only one that TensorFlow sees; a RuntimeError says that it is too late."""
+    """Make a GPU the only one that TensorFlow sees. Raises a RuntimeError if that is too late."""
     devices = tensorflow.config.list_physical_devices("GPU")
     if index < len(devices):
         tensorflow.config.set_visible_devices(devices[index], "GPU")

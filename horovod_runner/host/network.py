@@ -42,7 +42,7 @@ def _link(path: str) -> str:
 
 
 def address_towards(peer: str) -> str:
-    """The IPv4 address from which this host reaches ``peer``, or an OSError. Sends nothing."""
+    """Look up the IPv4 address from which this host reaches ``peer``, or raise an OSError."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((peer, 9))  # any port: for a datagram socket this only looks up the route
         return str(probe.getsockname()[0])
@@ -65,7 +65,7 @@ def is_local(name: str) -> bool:
 
 
 def interface_of(address: str) -> str:
-    """The network interface that has an IPv4 address, or a LookupError."""
+    """Find the network interface that has an IPv4 address, or raise a LookupError."""
     for name, its_address, _ in _ipv4():
         if its_address == address:
             return name
@@ -87,7 +87,7 @@ def _ipv4() -> Iterator[tuple[str, str, str]]:
 
 
 def address_of(interface: str) -> str:
-    """The IPv4 address of a network interface, or a LaunchError with those that there are."""
+    """Find the IPv4 address of a network interface, or raise a LaunchError."""
     for name, address, _ in _ipv4():
         if name == interface:
             return address

@@ -48,7 +48,7 @@ def command(size: int, *, together: bool = True) -> list[str]:
 
 
 def start(arguments: list[str], job: Job, output: int) -> subprocess.Popen[bytes]:
-    """Start srun, with pipes to its standard input and from its standard error; or LaunchError."""
+    """Start srun, with pipes to its stdin and from its stderr, or raise a LaunchError."""
     try:
         return subprocess.Popen(
             arguments,

@@ -81,7 +81,7 @@ def _address_towards(driver: str) -> str:
 def await_assignment(link: Link, address: ChannelAddress, patience: float) -> Assignment:
     """Wait until the driver has heard all tasks and assigns this one a slot.
 
-    It has to answer at all within ``patience`` seconds.
+    The driver has to answer at all within ``patience`` seconds.
 
     Raises:
         CalledOffError: the driver stopped the rank, or cannot be reached.

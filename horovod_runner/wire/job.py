@@ -36,7 +36,8 @@ _A_WEEK: Final = 604_800.0  # seconds
 class Job:
     """One launch of a run, as every task receives it.
 
-    What has no line here is as in :class:`~horovod_runner.wire.job_file.WorkerJob`, of the driver.
+    Attributes without a line here are those of :class:`~horovod_runner.wire.job_file.WorkerJob`,
+    with the driver's values.
 
     Attributes:
         run_id: the run's id in messages and in Spark's UI.

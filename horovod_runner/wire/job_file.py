@@ -241,7 +241,7 @@ def command(module: str, *arguments: str, directory: str | None = None) -> list[
 
 
 def write(descriptor: int, content: WorkerJob | WorkerOutcome | Preparation | Forking) -> None:
-    """Pickle ``content`` into a file; an OSError says that the disk is full."""
+    """Pickle ``content`` into a file. Raises an OSError if the disk is full."""
     with open(descriptor, "wb", closefd=False) as file:
         pickle.dump(content, file, pickle.HIGHEST_PROTOCOL)
 

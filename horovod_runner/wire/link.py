@@ -112,7 +112,7 @@ class Link:
         self._lost_at = -math.inf
 
     def put(self, message: Message) -> None:
-        """Queue a message; an OSError says that the disk is full."""
+        """Queue a message. Raises an OSError if the disk is full."""
         self.put_batch(frame(messages.encode(message)))
 
     def put_batch(self, batch: bytes) -> None:

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 @dataclass(repr=False, eq=False)  # without these methods the class is made in half the time
 class RankContext:
-    """One rank. What has no line here is as in :class:`~horovod_runner.wire.job_file.WorkerJob`.
+    """One rank.
+
+    Attributes without a line here are those of :class:`~horovod_runner.wire.job_file.WorkerJob`.
 
     Attributes:
         file_parts: the descriptor of the pipe that takes checkpoints to the driver's machine.

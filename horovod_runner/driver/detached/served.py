@@ -131,7 +131,7 @@ class CalledFolder:
         return data[0]
 
     def remove(self, name: str) -> None:
-        """Remove a file, if it exists; zmq.Again says that nobody answers."""
+        """Remove a file, if it exists. Raises zmq.Again if nobody answers."""
         self._ask(_REMOVE, name)
 
     def _ask(self, verb: bytes, name: str) -> list[bytes]:

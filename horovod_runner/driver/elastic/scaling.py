@@ -30,7 +30,7 @@ class ScalingPolicy:
     def ends_attempt(self, working: int, waiting: int, leaving: bool, seconds: float) -> bool:
         """Whether the ranks of an attempt are to leave at their next commit.
 
-        It has ``working`` ranks since some seconds, and ``waiting`` tasks wait for work.
+        It began some seconds ago with ``working`` ranks, and ``waiting`` tasks wait for work.
         ``leaving`` says whether a rank's executor is about to go.
         """
         grows = working < self.most and waiting > 0
