@@ -57,12 +57,7 @@ def did_you_mean(text: str) -> str:
 
 
 def parameters_of(arguments: type[Any], options: type[Any]) -> list[Parameter]:
-    """The parameters that ``**options: Unpack[arguments]`` stands for.
-
-    Args:
-        arguments: a TypedDict.
-        options: a dataclass with the same names, their types and defaults.
-    """
+    """The parameters that ``**options: Unpack[arguments]`` stands for: those of a dataclass."""
     return [
         Parameter(name, Parameter.KEYWORD_ONLY, default=getattr(options, name), annotation=type_)
         for name, type_ in options.__annotations__.items()

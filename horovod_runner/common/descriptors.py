@@ -1,4 +1,4 @@
-"""Writes all of some bytes to a file descriptor, frees parts of a file, and locks single bytes.
+"""Writes all of some bytes to a descriptor, frees parts of a file, enlarges pipes, locks bytes.
 
 Every rank imports this at its start: import nothing heavy here.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from contextlib import suppress
 
 
 def write_all(descriptor: int, data: bytes | memoryview, offset: int | None = None) -> None:
@@ -34,11 +35,8 @@ def write_all(descriptor: int, data: bytes | memoryview, offset: int | None = No
 def free_front(descriptor: int, size: int) -> None:
     """Free the disk's blocks under the first bytes of a file, whose other bytes stay in place.
 
-    Does nothing on file systems without such holes, such as NFS before 4.2.
-
-    Args:
-        descriptor: a file, open for writing.
-        size: how many bytes. They read as zeros after that.
+    The first ``size`` bytes then read as zeros. Does nothing on file systems without such holes,
+    such as NFS before 4.2.
     """
     import ctypes
 
@@ -48,14 +46,17 @@ def free_front(descriptor: int, size: int) -> None:
         fallocate(descriptor, keep_size | punch_hole, ctypes.c_int64(0), ctypes.c_int64(size))
 
 
+def enlarge_pipe(descriptor: int, size: int) -> None:
+    """Give a pipe room for ``size`` bytes, unless the user's limit for pipes is reached."""
+    with suppress(OSError):
+        fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, size)
+
+
 def lock_byte(descriptor: int, byte: int) -> None:
     """Wait until no other process has locked a byte of a file, and lock it for this process.
 
-    The kernel unlocks it when this process ends. Threads of a process share its locks.
-
-    Args:
-        descriptor: a file, open for writing. Other processes have it open, too.
-        byte: which one; the file may be shorter.
+    The file is open for writing, and may be shorter. The kernel unlocks the byte when this process
+    ends. Threads of a process share its locks.
     """
     fcntl.lockf(descriptor, fcntl.LOCK_EX, 1, byte)
 

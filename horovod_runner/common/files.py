@@ -16,11 +16,8 @@ from horovod_runner.common.text import bytes_text
 def unnamed_file(purpose: str, *, buffering: int = -1) -> IO[bytes]:
     """Open a temporary file without a name: only this process and its children can reach it.
 
-    It is removed when the last descriptor of it is closed, also after a crash.
-
-    Args:
-        purpose: a word for people who list open files.
-        buffering: as in :func:`open`; 0 writes each call through.
+    It is removed when the last descriptor of it is closed, also after a crash. People who list open
+    files see the purpose. ``buffering`` is as in :func:`open`.
 
     Raises:
         OSError: the folder for temporary files is full or missing.
@@ -50,11 +47,8 @@ def memory_file(purpose: str) -> IO[bytes]:
     """Open a file in memory without a name, which a full disk does not stop.
 
     An unnamed temporary file takes its place where the system has no such files.
-
-    Args:
-        purpose: a word for people who list open files.
     """
-    with suppress(AttributeError, OSError):  # not Linux, or a sandbox forbids it
+    with suppress(AttributeError, OSError):  # there is no such call, or a sandbox forbids it
         return open(os.memfd_create(f"horovod_runner-{purpose}"), "r+b", buffering=0)
     return unnamed_file(purpose)
 
@@ -65,12 +59,7 @@ def is_full(error: BaseException) -> bool:
 
 
 def write_problem(error: OSError, folder: str | os.PathLike[str]) -> str:
-    """The text of an error of a write; of a full disk with the folder and its free space.
-
-    Args:
-        error: what the write raised.
-        folder: where it wrote.
-    """
+    """The text of an error of a write; of a full disk with the folder and its free space."""
     if not is_full(error):
         return str(error)
     path = Path(folder).absolute()

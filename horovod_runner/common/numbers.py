@@ -46,11 +46,7 @@ def _numbers(metrics: Mapping[str, Any]) -> dict[str, float | int]:
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Refuse metrics that are named like a column of the table of reports.
-
-    Raises:
-        ValueError: a name is one of ``COLUMNS``.
-    """
+    """Raise a ValueError for a metric that is named like a column of the table of reports."""
     for name in names:
         if name in COLUMNS:
             raise ValueError(
@@ -73,11 +69,7 @@ def check_saved(step: Any, metrics: Mapping[str, Any] | None) -> tuple[int, dict
 
 
 def plain_metrics(metrics: Any) -> dict[str, float | int]:
-    """Convert the metrics of a checkpoint to plain numbers.
-
-    Raises:
-        TypeError: ``metrics`` is not a dict of numbers by name.
-    """
+    """Convert the metrics of a checkpoint to plain numbers, or raise a TypeError."""
     if not isinstance(metrics, Mapping):
         raise TypeError(f"metrics must be a dict of numbers, not {type(metrics).__qualname__}")
     for name in metrics:
@@ -88,14 +80,9 @@ def plain_metrics(metrics: Any) -> dict[str, float | int]:
 
 
 def plain_number(name: str, value: Any) -> float | int:
-    """Convert a number, or a NumPy, torch or TensorFlow scalar, to a plain number.
+    """Convert a number, or a scalar of NumPy, torch or TensorFlow, to a plain number.
 
-    Args:
-        name: the metric's, for the error.
-        value: to convert; booleans become 0 and 1.
-
-    Raises:
-        TypeError: ``value`` is something else.
+    Booleans become 0 and 1. Raises a TypeError, with the metric's name, for anything else.
     """
     plain: Any = value
     if not isinstance(value, (int, float)):
@@ -126,11 +113,7 @@ def _not_a_number(name: str, value: Any) -> TypeError:
 
 
 def check_interval(name: str, value: Any) -> int:
-    """Validate the interval of a callback, in batches or epochs; 0 means never.
-
-    Raises:
-        ValueError: ``value`` is not a whole number from 0 upwards.
-    """
+    """Return the interval of a callback, 0 (never) or more, or raise a ValueError."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise ValueError(f"{name} must be a whole number, 0 or more, not {value!r}")
     return value

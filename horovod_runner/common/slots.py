@@ -1,7 +1,4 @@
-"""Where ranks run: what each task offers, and the slot that a rank gets.
-
-:mod:`horovod_runner.driver.placement` assigns the slots.
-"""
+"""Where ranks run: what each task offers, and the slot that `driver.placement` gives a rank."""
 
 from __future__ import annotations
 

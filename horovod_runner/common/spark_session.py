@@ -12,6 +12,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from horovod_runner.common.threads import start_thread
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
@@ -244,9 +246,8 @@ def jobs_until(stopped: threading.Event, spark: SparkSession) -> Iterator[None]:
             if stopped.is_set():  # again and again: Spark may not know the job yet
                 cancel(tag)
 
-    thread = threading.Thread(target=watch, name="horovod_runner-jobs", daemon=True)
     add(tag)
-    thread.start()
+    thread = start_thread("jobs", watch)
     try:
         yield
     finally:

@@ -58,11 +58,11 @@ def without_profiler(lines: Sequence[str]) -> list[str]:
     for line in lines:
         starts = "most recent call first" in line
         if block and (starts or not line.startswith("  File ")):
-            kept += [] if _is_profiler(block) else block
-            if not line and _is_profiler(block):  # the empty line after it
-                block = []
-                continue
+            is_left_out = _is_profiler(block)
+            kept += [] if is_left_out else block
             block = []
+            if is_left_out and not line:  # the empty line after it
+                continue
         if starts or block:
             block.append(line)
         else:
@@ -80,7 +80,7 @@ def place(text: str) -> str:
     if calls is None:
         return NO_ANSWER
     users = next((call for call in calls if not is_library(call)), calls[0])
-    inner = "" if users == calls[0] else f", inside {_name(calls[0])}"
+    inner = "" if users == calls[0] else f", inside {calls[0].rpartition(' in ')[2]}"
     return f"{_short(users)}{inner}"
 
 
@@ -97,10 +97,6 @@ def _short(call: str) -> str:
     assert match is not None  # noqa: S101 - made by split_threads()
     file = re.split(r"[/\\]", match["file"])[-1]
     return f"{file}:{match['line']} in {match['name']}"
-
-
-def _name(call: str) -> str:
-    return call.rpartition(" in ")[2]
 
 
 def show(by_rank: Mapping[int, str]) -> str:

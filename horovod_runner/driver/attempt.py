@@ -65,7 +65,6 @@ class AttemptRunner:
         self._launcher = launcher
         self._sink = sink
         self._requests = requests
-        self._checks = checks_of(job)
         self._traces = Arrivals(job.run_id, job.options.debug_config.torch_profiler)
         self._intake = Intake(sink, archive, self._traces, job.checkpoints, job.limits)
 
@@ -88,7 +87,7 @@ class AttemptRunner:
                 LaunchRequest(job, channel.address, channel.wake, self._dataframes)
             )
             supervisor = Supervisor(
-                job, channel, launch, self._intake, self._requests, checks=self._checks
+                job, channel, launch, self._intake, self._requests, checks=checks_of(job)
             )
             with self._requests.answered_by(supervisor):
                 try:
@@ -160,7 +159,7 @@ class AttemptRunner:
             raise failures.run_error(outcomes, reported)
         supervisor.notes.finish()
         detached = any(outcome.record for outcome in outcomes)
-        weights = self._checks.weights
+        weights = supervisor.weights
         checked = weights is None or weights.compared or detached or self._job.size == 1
         if not checked:
             self._sink.notice(_UNCOMPARED)

@@ -31,20 +31,8 @@ def run_attempts(
 ) -> Any:
     """Run a job to its end, and relaunch it from its latest checkpoint where that is decided.
 
-    Args:
-        job: what to run.
-        launcher: where.
-        sink: shows and records what comes back.
-        restarts: decides whether a failed attempt is followed by another one.
-        archive: the run's checkpoints.
-        dataframes: DataFrames whose rows are sent to the tasks with each launch, by dataset name.
-        requests: what other threads ask for.
-
-    Returns:
-        Rank 0's value.
-
-    Raises:
-        Exception: that of the last attempt, as :meth:`AttemptRunner.run` raises it.
+    Returns rank 0's value. Raises what the last attempt does, see :meth:`AttemptRunner.run`. The
+    rows of DataFrames are sent to the tasks with each launch.
     """
     pool = launcher if isinstance(launcher, Pool) else None
     cancelled = requests.cancelled
@@ -96,11 +84,6 @@ def run_attempts(
 
 
 def _resized(job: Job, launcher: Launcher) -> Job:
-    """The job with as many ranks as the next attempt has.
-
-    Raises:
-        SlotError: there are too few slots.
-    """
     return replace(job, size=launcher.slots(job.size, job.limits.returning_slots))
 
 

@@ -46,7 +46,6 @@ class HangWatch:
     Args:
         timeout: seconds without progress after which the run ends; None for never.
         check: seconds between two inspections; Horovod's stall inspector has the same setting.
-        limits: for an idle rank, and for stacks that were requested.
     """
 
     def __init__(self, timeout: float | None, check: float, limits: Limits = DEFAULTS) -> None:
@@ -160,7 +159,6 @@ class HangWatch:
         return max((self._ranks[rank].activity.idle for rank in self._waiting()), default=None)
 
     def _waiting(self) -> list[int]:
-        """The ranks whose stacks show that they wait in a collective."""
         return [rank for rank, known in self._ranks.items() if known.waits]
 
     def seconds(self, now: float) -> float:

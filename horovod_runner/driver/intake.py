@@ -59,10 +59,8 @@ class Observer:
     ) -> None:
         """Called when the tasks may be doing without this process.
 
-        Args:
-            address: of the channel that they do not reach.
-            wake: makes the supervisor call :meth:`idle`; for other threads.
-            task_0: see :class:`~horovod_runner.driver.launcher.Launch`.
+        They do not reach the address. ``wake`` makes the supervisor call :meth:`idle`; ``task_0``
+        is as in :class:`~horovod_runner.driver.launcher.Launch`.
         """
 
     def say_detached(self) -> None:
@@ -76,11 +74,8 @@ class Intake(Observer):
     """The driver's observer.
 
     Args:
-        sink: shows and records.
         archive: takes the checkpoints and the timeline; None where there is no place for them.
-        traces: takes the files of frameworks' profilers.
         plan: where the journal is, if the tasks do without the driver.
-        limits: for that journal.
 
     Attributes:
         problem: why the stand-in has ended the run; None if it has not.
@@ -141,7 +136,6 @@ class Intake(Observer):
             self._journal = None
 
     def _replay(self, files: Iterable[Sequence[Kept]]) -> None:
-        """Pass on what the stand-in received."""
         for kept in files:
             self.say_detached()
             for rank, several in groupby(kept, _reporter):
@@ -269,13 +263,6 @@ def _reporter(event: Kept) -> int | None:
 
 
 def _detached_notice(address: ChannelAddress, source: JournalSource | None, folder: str) -> str:
-    """What the user reads about detached mode.
-
-    Args:
-        address: this process's, which executors do not reach.
-        source: where the journal is; None if none has been found.
-        folder: the user's checkpoint_dir; empty without one.
-    """
     begin = (
         f"executors cannot reach this process at {address.host}:{address.port}. The ranks run in "
         "detached mode: what they print and report "

@@ -13,11 +13,7 @@ from horovod_runner.wire.job import Job, Outcome
 
 
 class TaskLostError(LaunchError):
-    """A task ended without an outcome.
-
-    Attributes:
-        task: its number.
-    """
+    """A task, whose number it has, ended without an outcome."""
 
     def __init__(self, task: int, reason: str) -> None:
         super().__init__(reason)
@@ -37,8 +33,6 @@ class LaunchRequest:
     """What a launcher is asked to start.
 
     Attributes:
-        job: the job.
-        address: the driver's channel.
         wake: called, from any thread, when the launch has finished.
         dataframes: Spark DataFrames whose rows are sent to the tasks with the launch, by dataset
             name. Empty unless the ranks may be on other machines and share no folder with the
@@ -56,9 +50,6 @@ class PoolRequest:
     """The tasks of a pool that a launcher is asked to start.
 
     Attributes:
-        job: the run's.
-        seats: how many tasks.
-        address: the pool's channel.
         ended: called, from any thread, with the seat and the reason when a task ends that the pool
             has not told to; another one is started in its place, except after a JobCancelledError.
         leaving: called, from any thread and perhaps repeatedly, with the seat and the reason when a
@@ -122,9 +113,8 @@ class MemberTasks(ABC):
     def close(self, served: Collection[int], seconds: float) -> None:
         """Wait for the tasks that the pool has told to end; call off the others.
 
-        Args:
-            served: the seats whose tasks are there, as far as the pool knows.
-            seconds: after this time they are ended by force.
+        The tasks of ``served`` seats are there, as far as the pool knows. After some seconds they
+        are ended by force.
         """
 
 
@@ -173,10 +163,7 @@ class PoolKeeper(Launcher):
     needs_pool = False
 
     def check_pool(self, least: int) -> None:
-        """Check, before anything is launched, that this launcher can keep a pool of tasks.
-
-        Args:
-            least: how many tasks the run needs at least.
+        """Check, before anything is launched, that this launcher can keep a pool of so many tasks.
 
         Raises:
             SlotError: it cannot; says why.

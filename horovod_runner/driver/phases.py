@@ -59,7 +59,6 @@ class StateRow(NamedTuple):
     """What is known of a state.
 
     Attributes:
-        waits_for: in words.
         limit: the field of :class:`Limits` that says how long it may last; None without limit, or
             by the launcher's own limit.
         then: the next state, by trigger. Other triggers change nothing.
@@ -192,12 +191,7 @@ ENDING: Final = frozenset(
 
 
 class Phase:
-    """The state of one attempt, and until when it may last.
-
-    Args:
-        limits: how long the states may last.
-        clock: the current time in seconds.
-    """
+    """The state of one attempt, and until when it may last."""
 
     def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits = limits
@@ -209,9 +203,7 @@ class Phase:
     def on(self, trigger: Trigger, seconds: float | None = None) -> bool:
         """Move to the next state; False where the trigger changes nothing in this one.
 
-        Args:
-            trigger: what has happened.
-            seconds: how long the next state may last; by default what the table says.
+        The next state may last some seconds; by default what the table says.
         """
         target = TABLE[self.state].then.get(trigger)
         if target is None:
@@ -221,7 +213,6 @@ class Phase:
         return True
 
     def _limit(self, state: State) -> float | None:
-        """How long a state may last, by the table and the limits of the run."""
         name = TABLE[state].limit
         return None if name is None else getattr(self._limits, name)
 

@@ -14,19 +14,14 @@ _MAX_HOSTS: Final = 8  # in the table of many ranks
 
 
 def assign(offers: Iterable[Offer], gpus_per_rank: float | None = None) -> list[Slot]:
-    """Assign a rank and GPUs to every task.
+    """Assign a rank and GPUs to every task; returns the slots in rank order.
 
-    Args:
-        offers: one for each task, in any order.
-        gpus_per_rank: how many GPUs a rank gets; below 1 ranks share one, 0 hides all GPUs. None
-            takes what Spark gave the task, or one each where the host has GPUs.
-
-    Returns:
-        The slots in rank order.
+    A rank gets ``gpus_per_rank`` GPUs; below 1 ranks share one, 0 hides all GPUs. None takes what
+    Spark gave the task, or one each where the host has GPUs.
 
     Raises:
-        GpuError: a host has too few GPUs, two ranks would share one although ``gpus_per_rank``
-            is not below 1, or some hosts have GPUs and others have none.
+        GpuError: a host has too few GPUs, two ranks would share one although ``gpus_per_rank`` is
+            not below 1, or some hosts have GPUs and others have none.
         LaunchError: a host has an address that the others cannot reach, or two have the same.
     """
     hosts: dict[str, list[Offer]] = {}
@@ -93,11 +88,6 @@ def short_of_ports(slots: Iterable[Slot], offers: Iterable[Offer]) -> list[str]:
 
 
 def _refuse_loopback(hosts: Sequence[Offer]) -> None:
-    """Raise LaunchError where a host has an address that the others cannot reach.
-
-    Args:
-        hosts: one offer of each host.
-    """
     hidden = [offer for offer in hosts if offer.address.startswith("127.")]
     if hidden and len(hidden) < len(hosts):  # otherwise all share one machine
         raise LaunchError(
@@ -111,9 +101,8 @@ def _refuse_loopback(hosts: Sequence[Offer]) -> None:
 def _refuse_same_address(hosts: Sequence[Offer]) -> None:
     """Raise LaunchError where two machines have the same address, as behind NAT.
 
-    Args:
-        hosts: one offer of each host. Containers in the network of their machine are several hosts
-            with one address, and usually one hostname; those reach each other.
+    Containers in the network of their machine are several hosts with one address, and usually one
+    hostname; those reach each other.
     """
     owner: dict[str, Offer] = {}
     for offer in hosts:
@@ -129,9 +118,8 @@ def _refuse_same_address(hosts: Sequence[Offer]) -> None:
 
 def _share_gpus(local: Sequence[Offer], gpus_per_rank: float | None) -> list[tuple[str, ...]]:
     """The GPUs of each rank of one host, in local_rank order."""
-    none: tuple[str, ...] = ()
     if gpus_per_rank == 0:
-        return [none] * len(local)
+        return [()] * len(local)
     if any(offer.task_gpus for offer in local):
         given = [offer.task_gpus for offer in local]
     else:
@@ -141,7 +129,6 @@ def _share_gpus(local: Sequence[Offer], gpus_per_rank: float | None) -> list[tup
 
 
 def _deal(local: Sequence[Offer], gpus_per_rank: float | None) -> list[tuple[str, ...]]:
-    """Distribute the host's visible GPUs by local_rank."""
     devices = local[0].host_gpus
     if not devices and gpus_per_rank is None:
         return [()] * len(local)

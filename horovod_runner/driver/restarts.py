@@ -69,7 +69,6 @@ class RestartPolicy:
     the run. The wait doubles with each failure of the same kind in a row, from 1 s to 60 s.
 
     Args:
-        max_restarts: as given to HorovodRunner.
         elastic: whether the other ranks of a lost one are there: then the first wait is none.
     """
 
@@ -81,11 +80,9 @@ class RestartPolicy:
         self._reached = -1
 
     def decide(self, error: Exception, step: int) -> Decision:
-        """Decide what follows an attempt.
+        """Decide what follows an attempt that raised an error.
 
-        Args:
-            error: what it raised.
-            step: the furthest step of any checkpoint or commit that is there; -1 for none.
+        ``step`` is the furthest of any checkpoint or commit that is there; -1 for none.
         """
         if isinstance(error, _FINAL) or self._max_restarts == 0:
             return Decision(None)
@@ -106,7 +103,6 @@ class RestartPolicy:
         return Decision(self._wait(), f"{what} {count}, max_restarts={self._max_restarts}")
 
     def _wait(self) -> float:
-        """The seconds to wait before the next attempt."""
         last = self._ends[-1]
         in_a_row = 0
         for end in reversed(self._ends):

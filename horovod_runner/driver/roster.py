@@ -21,14 +21,8 @@ from horovod_runner.worker.startup.pmi import process_mapping
 class Roster:
     """The tasks and ranks of one attempt.
 
-    Args:
-        job: what they run.
-        notice: takes what the user should know.
-
     Attributes:
-        hellos: what the tasks reported, by task.
         slots: each rank's, in the order of ranks; empty until all tasks have reported.
-        ranks: the rank of each task.
         pids: the process id of each rank's worker, once it runs.
         machines: the last measurement of the machine under each rank.
         mpi_values: what the ranks' MPI processes have published for each other.
@@ -72,7 +66,6 @@ class Roster:
         return controller
 
     def _memory(self) -> dict[str, software.SharedMemory]:
-        """The shared memory of each host, by hostname."""
         offers = [hello.offer for hello in self.hellos.values()]
         ranks = Counter(offer.host for offer in offers)
         return {

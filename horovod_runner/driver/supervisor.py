@@ -14,8 +14,8 @@ from horovod_runner.common.text import ranks_text
 from horovod_runner.driver.checks import Checks
 from horovod_runner.driver.intake import Content, Observer, OwnMessage
 from horovod_runner.driver.launcher import Launch, TaskLostError
+from horovod_runner.driver.liveness import Presence
 from horovod_runner.driver.phases import Phase, State, Trigger
-from horovod_runner.driver.presence import Presence
 from horovod_runner.driver.requests import Requests
 from horovod_runner.driver.roster import Roster
 from horovod_runner.driver.sync_check import NoteCheck
@@ -40,18 +40,9 @@ _RANKS_CHANGED: Final = f"{RanksChangedError.__module__}.{RanksChangedError.__qu
 class Supervisor:
     """One attempt, from the launch of its tasks to the last message of the last one.
 
-    Args:
-        job: what the ranks run.
-        channel: connects the tasks to this process.
-        launch: the launch of the tasks.
-        observer: receives what the ranks send.
-        requests: what other threads ask for.
-        checks: decide whether the ranks hang, and whether their weights differ.
-
     Attributes:
-        phase: the state of the attempt.
-        roster: who takes part.
         notes: the comparison of what the ranks' code does.
+        weights: the comparison of their weights; None: nobody wants that.
         problem: why the attempt cannot succeed, where that is no rank's failure.
         failed: the ranks that failed by themselves, by task, in the order of their reports.
     """
@@ -74,7 +65,7 @@ class Supervisor:
         self._requests = requests
         self.phase = Phase(job.limits)
         self.roster = Roster(job, self._notice)
-        self._weights = checks.weights
+        self.weights = checks.weights
         self.notes = NoteCheck(job.size, self.roster.host_of, self._notice, limits=job.limits)
         self.problem: HorovodRunnerError | None = None
         self.failed: dict[int, int] = {}
@@ -87,7 +78,6 @@ class Supervisor:
         self._tick_at = 0.0
 
     def _notice(self, text: str) -> None:
-        """Tell the user something."""
         self._observer.take(Notice(text))
 
     def run(self) -> None:
@@ -110,7 +100,6 @@ class Supervisor:
         self._settle()
 
     def _called_off(self) -> str:
-        """What has become of a cancelled run."""
         text = f"run {self._job.run_id} was cancelled"
         forced = self._presence.lost or self._presence.present
         if self._launch.finished and not forced:
@@ -137,7 +126,6 @@ class Supervisor:
         self._channel.wake()
 
     def _step(self) -> None:
-        """Wait for messages or for something to be due, and handle it."""
         if self._requests.take_stacks():
             if self.phase.state in (State.SILENT, State.DETACHED):
                 self._notice("the ranks cannot be asked for their stacks from here")
@@ -168,7 +156,6 @@ class Supervisor:
             self._launch.cancel()
 
     def _on_timeout(self, now: float) -> None:
-        """The state has lasted for as long as it may."""
         if self.phase.until is not None and now <= self.phase.until:
             return  # it began anew with the last messages
         match self.phase.state:
@@ -226,7 +213,6 @@ class Supervisor:
         self._end(Trigger.PROBLEM, reason)
 
     def _end(self, trigger: Trigger, reason: str) -> None:
-        """Move to a state in which the ranks end, and do what it asks for."""
         was_ending = self.phase.ending
         if not self.phase.on(trigger):
             return
@@ -297,7 +283,6 @@ class Supervisor:
                 self._handle_own(task, message)
 
     def _handle_own(self, task: int, message: OwnMessage) -> None:
-        """Handle what a rank sends about itself."""
         match message:
             case messages.Started():
                 self._on_started(message)
@@ -393,8 +378,8 @@ class Supervisor:
         try:
             if isinstance(message, measurements.Note):
                 self.notes.take(message)
-            elif self._weights is not None:
-                self._weights.take(message)
+            elif self.weights is not None:
+                self.weights.take(message)
             else:
                 self._channel.dropped += 1  # nobody asked
         except SyncError as error:
@@ -419,7 +404,7 @@ class Supervisor:
             self._end(Trigger.TIMEOUT, "all ranks failed")  # there is nobody to wait for
 
     def _on_ended(self, task: int, message: messages.Ended) -> None:
-        missing = message.sent - self._channel.received(task) + 1
+        missing = message.sent - self._channel.received[task] + 1
         if missing > 0:
             self._notice(f"{missing} batches of messages from task {task} were lost on the way")
         self._channel.send(task, messages.Taken())

@@ -18,11 +18,7 @@ _ON_PURPOSE = "If each rank is to train a model of its own, set DebugConfig(weig
 
 
 class SyncCheck:
-    """Compares the n-th hashes of every rank with the n-th of rank 0.
-
-    Args:
-        size: the number of ranks.
-    """
+    """Compares the n-th hashes of every rank with the n-th of rank 0."""
 
     def __init__(self, size: int) -> None:
         self._waiting: list[list[Weights]] = [[] for _ in range(size)]
@@ -100,11 +96,7 @@ class NoteCheck:
     """Compares what the ranks' code did, and finds mistakes in it.
 
     Args:
-        size: the number of ranks.
         host_of: the host of a rank; empty if it is not known.
-        warn: shows a text to the user.
-        clock: returns the time in seconds.
-        limits: say when a rank is late to read a feed.
     """
 
     def __init__(
@@ -275,7 +267,6 @@ def weights_differ(first: Note, other: Note) -> str:
 
 
 def _cause(optimizer: str, when: str) -> str:
-    """Why weights may differ after a step of an optimizer."""
     if "hvd.join()" in when:
         return (
             "because a rank that calls hvd.join() misses the steps which the others still make. "

@@ -23,7 +23,6 @@ class TorchWaits:
     """The collectives that ranks wait in.
 
     Args:
-        size: the number of ranks.
         seconds: for how long a message counts; ranks repeat it while they wait.
         limits: say how long a message waits for those of other ranks.
     """

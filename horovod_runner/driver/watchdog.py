@@ -1,9 +1,7 @@
-"""Asks the ranks for their Python stacks, warns of a hang, and makes the HangError.
+"""Asks the ranks for their Python stacks, warns of a hang, and makes the HangError; see `hangs`.
 
 Also shows that memory is nearly used up, once for all ranks of a host, and that the ranks' output
 is not shown.
-
-Whether a run hangs is decided in `hangs`.
 """
 
 from __future__ import annotations
@@ -32,10 +30,7 @@ class Watchdog:
     """Watches the ranks of one attempt for hangs.
 
     Args:
-        job: what the ranks run.
-        checks: decide whether they hang.
         notice: shows a text to the user: warnings, and stacks that were requested.
-        ask: asks all ranks for their stacks.
     """
 
     def __init__(

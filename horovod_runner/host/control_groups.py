@@ -24,10 +24,8 @@ class MemoryLimit(NamedTuple):
     """A limit of memory, in bytes.
 
     Attributes:
-        limit: the most that may be used.
         free: what is left of it before the kernel ends a process, with what the kernel can drop: a
             cache of files that no disk needs any more.
-        in_container: whether it is a control group's limit, and not the host's memory.
     """
 
     limit: int
@@ -49,12 +47,7 @@ class CpuTime(NamedTuple):
 
 
 class ControlGroups:
-    """What the control groups of processes leave to them.
-
-    Args:
-        root: where the groups are mounted.
-        proc: where the processes are.
-    """
+    """What the control groups of processes leave to them."""
 
     def __init__(self, root: Path = _ROOT, proc: Path = _PROC) -> None:
         self._root = root
@@ -62,18 +55,11 @@ class ControlGroups:
 
     def available_cores(self) -> int:
         """The cores that this process may use: its affinity, and its container's quota."""
-        try:
-            cores = len(os.sched_getaffinity(0))
-        except AttributeError:  # not Linux
-            cores = os.cpu_count() or 1
+        cores = len(os.sched_getaffinity(0))
         return max(1, min([cores, *map(int, self._cpu_quotas(None))]))
 
     def cpu_quota(self, pid: int | None = None) -> float | None:
-        """The cores that a container's quota leaves to a process; None without a quota.
-
-        Args:
-            pid: the process; None: this one.
-        """
+        """The cores that a container's quota leaves to a process; None without a quota."""
         return min(self._cpu_quotas(pid), default=None)
 
     def cpu_time(self, pid: int | None = None) -> CpuTime:
@@ -118,9 +104,7 @@ class ControlGroups:
     def kill_counter(self, pid: int | None = None) -> Path:
         """The file that counts the processes which the kernel ended because memory was used up.
 
-        Args:
-            pid: those of this process's container are counted, or those of the host where there is
-                none; None: this process.
+        Those of a process's container, or of the host where there is none.
         """
         for version, folder in self._groups("memory", pid):
             path = folder / ("memory.events" if version == 2 else "memory.oom_control")
@@ -145,7 +129,6 @@ class ControlGroups:
                     yield limit / period
 
     def _memory_limits(self, pid: int | None) -> Iterator[MemoryLimit]:
-        """The host's memory, and the limits of control groups that apply to a process."""
         host = psutil.virtual_memory()
         yield MemoryLimit(host.total, host.available)
         for version, folder in self._groups("memory", pid):
@@ -166,15 +149,10 @@ class ControlGroups:
                 yield MemoryLimit(limit, max(0, limit - used + cache), in_container=True)
 
     def _groups(self, controller: str, pid: int | None) -> Iterator[tuple[int, Path]]:
-        """The version and folder of each control group of a process, the innermost first.
-
-        Args:
-            controller: what it has to limit: "cpu", "memory" or "pids".
-            pid: the process; None: this one.
-        """
+        """The version and folder of each control group of a process, the innermost first."""
         try:
             lines = (self._proc / str(pid or "self") / "cgroup").read_text().splitlines()
-        except OSError:  # not Linux, or the process has ended
+        except OSError:  # the process has ended
             return
         for line in lines:
             _, controllers, group = line.split(":", 2)

@@ -43,11 +43,7 @@ class Counters(NamedTuple):
 
 
 def read(root: Path = _ROOT) -> Counters:
-    """Read all counters; takes less than two milliseconds.
-
-    Args:
-        root: the folder with the files of Linux, ``/proc`` and ``/sys``.
-    """
+    """Read all counters; takes less than two milliseconds."""
     cpu = psutil.cpu_times()
     io_wait, stolen = getattr(cpu, "iowait", 0.0), getattr(cpu, "steal", 0.0)
     # Guests are among the users' times already.
@@ -71,11 +67,7 @@ def read(root: Path = _ROOT) -> Counters:
 
 
 def frequency(root: Path = _ROOT) -> float:
-    """The mean frequency of some cores that this process may use, in MHz; 0 if it is not known.
-
-    Args:
-        root: as for :func:`read`.
-    """
+    """The mean frequency of some cores that this process may use, in MHz; 0 if it is not known."""
     found = []
     for cpu in _own_cpus()[:_READ_CPUS]:
         with suppress(OSError, ValueError):
@@ -120,7 +112,4 @@ def _hot(cpus: Path) -> float:
 
 
 def _own_cpus() -> list[int]:
-    try:
-        return sorted(os.sched_getaffinity(0))
-    except AttributeError:  # not Linux
-        return []
+    return sorted(os.sched_getaffinity(0))

@@ -15,15 +15,7 @@ _SLOWED: Final = 0x8 | 0x20 | 0x40 | 0x80
 
 
 class GpuUse(NamedTuple):
-    """What some GPUs do at a moment.
-
-    Attributes:
-        readable: how many could be read.
-        busy: the mean share of time, in the last second or less, in which a kernel ran on them.
-        memory: bytes in use on all of them, by whatever process.
-        memory_limit: bytes that they have.
-        slowed: how many the driver slows because of heat, or because of their power supply.
-    """
+    """What some GPUs do at a moment; see the attributes of ``wire.measurements.Machine``."""
 
     readable: int = 0
     busy: float = 0.0

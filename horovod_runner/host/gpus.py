@@ -22,10 +22,8 @@ if TYPE_CHECKING:
 def visible_gpus(patience: float = DEFAULTS.nvidia_smi) -> tuple[str, ...]:
     """The GPUs that this process may use, in the notation of CUDA_VISIBLE_DEVICES.
 
-    Reads that variable, or nvidia-smi's list if it is not set; empty without either.
-
-    Args:
-        patience: seconds to wait for nvidia-smi.
+    Reads that variable, or nvidia-smi's list if it is not set, for ``patience`` seconds at most;
+    empty without either.
     """
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
@@ -49,11 +47,7 @@ def local_device() -> str:
 
 
 def list_gpus(patience: float = DEFAULTS.nvidia_smi) -> list[tuple[str, str]]:
-    """This machine's NVIDIA GPUs as (index, "name, UUID"); empty without an NVIDIA driver.
-
-    Args:
-        patience: seconds to wait for nvidia-smi.
-    """
+    """This machine's NVIDIA GPUs as (index, "name, UUID"); empty without an NVIDIA driver."""
     import subprocess  # not at the top: workers import this module, and list no GPUs
 
     command = ["nvidia-smi", "--query-gpu=index,name,uuid", "--format=csv,noheader"]
@@ -115,11 +109,7 @@ def pin_torch(torch: Any, index: int) -> None:
 
 
 def pin_tensorflow(tensorflow: Any, index: int) -> None:
-    """Make a GPU the only one that TensorFlow sees.
-
-    Raises:
-        RuntimeError: TensorFlow has initialized its GPUs already.
-    """
+    """Make a GPU the only one that TensorFlow sees. Raises a RuntimeError if that is too late."""
     devices = tensorflow.config.list_physical_devices("GPU")
     if index < len(devices):
         tensorflow.config.set_visible_devices(devices[index], "GPU")

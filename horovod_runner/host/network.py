@@ -42,11 +42,7 @@ def _link(path: str) -> str:
 
 
 def address_towards(peer: str) -> str:
-    """The IPv4 address from which this host reaches ``peer``. Sends nothing.
-
-    Raises:
-        OSError: there is no route.
-    """
+    """Look up the IPv4 address from which this host reaches ``peer``, or raise an OSError."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((peer, 9))  # any port: for a datagram socket this only looks up the route
         return str(probe.getsockname()[0])
@@ -69,11 +65,7 @@ def is_local(name: str) -> bool:
 
 
 def interface_of(address: str) -> str:
-    """The network interface that has an IPv4 address.
-
-    Raises:
-        LookupError: no interface has it.
-    """
+    """Find the network interface that has an IPv4 address, or raise a LookupError."""
     for name, its_address, _ in _ipv4():
         if its_address == address:
             return name
@@ -95,11 +87,7 @@ def _ipv4() -> Iterator[tuple[str, str, str]]:
 
 
 def address_of(interface: str) -> str:
-    """The IPv4 address of a network interface.
-
-    Raises:
-        LaunchError: this host has no such interface, or it has no IPv4 address.
-    """
+    """Find the IPv4 address of a network interface, or raise a LaunchError."""
     for name, address, _ in _ipv4():
         if name == interface:
             return address

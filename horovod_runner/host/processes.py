@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final, NamedTuple
@@ -11,7 +12,7 @@ import psutil
 
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _TICKS: Final = os.sysconf("SC_CLK_TCK")  # of the clock in /proc, in a second
-# Not on macOS, and not in a kernel that was built without it.
+# Not in a kernel that was built without it.
 _LISTS_CHILDREN: Final = os.path.exists("/proc/thread-self/children")
 
 
@@ -25,8 +26,6 @@ def lift_address_space() -> int | None:
     """
     if int(os.environ.get("PYSPARK_EXECUTOR_MEMORY_MB", "-1")) <= 0:
         return None
-    import resource  # only Unix has it
-
     try:
         resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     except (ValueError, OSError):
@@ -65,21 +64,10 @@ def family(pid: int) -> list[Use]:
 
 
 def use(pid: int) -> Use:
-    """What one process has used.
-
-    Raises:
-        OSError, psutil.Error: there is no such process.
-    """
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            # The name, in brackets, may hold anything. See proc(5) for what comes after it.
-            fields = file.read().rpartition(b")")[2].split()
-    except FileNotFoundError:
-        if os.path.isdir("/proc/self"):
-            raise
-        process = psutil.Process(pid)  # not Linux
-        times = process.cpu_times()
-        return Use(pid, process.memory_info().rss, times.user + times.system, 0)
+    """What one process has used. Raises an OSError if there is no such process."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        # The name, in brackets, may hold anything. See proc(5) for what comes after it.
+        fields = file.read().rpartition(b")")[2].split()
     ticks = sum(map(int, fields[11:15]))
     faults = int(fields[9]) + int(fields[10])
     return Use(pid, int(fields[21]) * _PAGE, ticks / _TICKS, faults)

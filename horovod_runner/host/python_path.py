@@ -9,15 +9,11 @@ from collections.abc import Iterable, Sequence
 
 
 def rank_path(path: Sequence[str], directory: str) -> list[str]:
-    """The ``sys.path`` of a rank whose task is this process.
+    """The ``sys.path`` of a rank whose task is this process, from the driver's path and directory.
 
     That of this process, and the entries of the driver's that exist on this host too. Those that
     come before the installed packages on the driver come first here, too. The driver's installed
     packages are left out: they may belong to another Python.
-
-    Args:
-        path: the driver's.
-        directory: the driver's working directory, which relative entries begin at.
     """
     installed = tuple(filter(None, (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))))
     before: list[str] = []

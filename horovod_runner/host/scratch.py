@@ -31,7 +31,6 @@ class RunFolder:
     """A run's folder on this host: a context manager, usable in several processes at once.
 
     Args:
-        run_id: the run's, in the folder's name.
         parent: the folder to create it in, which other users may share; None for the folder of
             temporary files.
         limit: how many bytes it may hold; None for all free space except 1 GiB (or a twentieth of
@@ -112,8 +111,7 @@ def remove_left(run_id: str) -> None:
 def check_room(folder: Path, size: int) -> None:
     """Check that a run's folder may grow by ``size`` bytes.
 
-    Raises:
-        DataError: that would exceed the run's limit or the free space of the disk.
+    A DataError says that it would exceed the run's limit, or the free space of the disk.
     """
     path, disk = folder / _LIMIT, shutil.disk_usage(folder)
     if path.exists():
@@ -188,11 +186,7 @@ def _root(parent: Path) -> Path:
 
 
 def _make_private(root: Path) -> None:
-    """Create the user's folder. In a shared folder, another user may have taken its name.
-
-    Raises:
-        DataError: it cannot be created, or others can read or write it.
-    """
+    """Create the user's folder. In a shared folder, another user may have taken its name."""
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = root.lstat()
@@ -234,14 +228,9 @@ def scratch_folder() -> Path:
 
 @contextmanager
 def rank_folder(run: Path, rank: int, attempt: int) -> Iterator[Path]:
-    """A folder for the temporary files of a rank: a rank that is killed removes none.
+    """A folder for the temporary files of a rank in a run's: a rank that is killed removes none.
 
     A run's folder may last for many attempts. What earlier ones left there is removed first.
-
-    Args:
-        run: the run's folder on this host.
-        rank: the rank's number.
-        attempt: 1-based number of the launch.
     """
     for earlier in run.glob("temporary-*-*"):
         number = earlier.name.split("-")[1]
@@ -256,9 +245,5 @@ def rank_folder(run: Path, rank: int, attempt: int) -> Iterator[Path]:
 
 
 def temporary_folder(purpose: str) -> tempfile.TemporaryDirectory[str]:
-    """A new folder in :func:`scratch_folder`, removed at the end of its context.
-
-    Args:
-        purpose: the first part of its name.
-    """
+    """A new folder in :func:`scratch_folder`, removed at the end of its context."""
     return tempfile.TemporaryDirectory(prefix=f"{purpose}-", dir=scratch_folder())

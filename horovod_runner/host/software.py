@@ -1,8 +1,4 @@
-"""Compares the versions of Python packages on the driver and on the ranks' hosts.
-
-Tasks report their versions in their first message. The driver compares them before it starts any
-worker.
-"""
+"""Compares the versions of Python packages on the driver and on the ranks' hosts."""
 
 from __future__ import annotations
 
@@ -47,12 +43,9 @@ _UNKNOWN: Mapping[str, SharedMemory] = {}
 
 
 def installed(path: Sequence[str] = ()) -> dict[str, str]:
-    """The versions of Python and of the packages that matter here.
+    """The versions of Python and of the packages that matter here, in some folders or ``sys.path``.
 
     They are read from the names of folders: importlib.metadata takes far longer.
-
-    Args:
-        path: the folders to search; empty for ``sys.path``.
     """
     versions = {"python": platform.python_version()}
     mpich, built, nccl = "", False, True
@@ -105,7 +98,6 @@ class SharedMemory(NamedTuple):
 
     Attributes:
         free: bytes in /dev/shm; below 0 where the host does not tell.
-        ranks: how many of the run's ranks are there.
     """
 
     free: int
@@ -124,10 +116,7 @@ def choose_controller(
 ) -> tuple[Controller, str]:
     """Choose the library for CPU collectives; also returns a line that explains the choice.
 
-    Args:
-        wanted: the option ``cpu_collectives``.
-        hosts: the versions on each host, by hostname.
-        memory: the shared memory of each host, by hostname.
+    The versions and the shared memory are those of each host, by hostname.
 
     Raises:
         LaunchError: MPI is wanted, and a host lacks it or has another version.
@@ -166,11 +155,9 @@ def choose_controller(
 
 
 def without_nccl(hosts: Mapping[str, Software], main: bytes) -> list[str]:
-    """The hosts on whose GPUs main would be aborted at its first collective.
+    """The hosts on whose GPUs main, which is pickled, would be aborted at its first collective.
 
-    Args:
-        hosts: the versions on each host, by hostname.
-        main: the pickled function. One that reduces with torch.distributed alone needs no Horovod.
+    One that reduces with torch.distributed alone needs no Horovod.
     """
     if not _REDUCES_BY_HOROVOD.search(main):
         return []
@@ -180,10 +167,8 @@ def without_nccl(hosts: Mapping[str, Software], main: bytes) -> list[str]:
 def compare(driver: Software, hosts: Mapping[str, Software], main: bytes) -> list[str]:
     """Warn about versions that may not work together; hosts with the same problem share a line.
 
-    Args:
-        driver: the versions on the driver.
-        hosts: the versions on each host, by hostname; empty ones are skipped.
-        main: the pickled function, which contains the names of the modules that it imports.
+    The hosts' versions are by hostname; empty ones are skipped. ``main`` is pickled, and contains
+    the names of the modules that it imports.
 
     Raises:
         LaunchError: the versions of Python, horovod_runner or horovod cannot work together.

@@ -42,10 +42,6 @@ def driver_host(spark: SparkSession, spark_driver_host: str) -> str:
     The variable HOROVOD_RUNNER_DRIVER_HOST if it is set. On a classic session otherwise
     ``spark.driver.host``. On Spark Connect that of the server if it runs on this host, otherwise
     this host's address towards the server.
-
-    Args:
-        spark: the session.
-        spark_driver_host: ``spark.driver.host``.
     """
     named = os.environ.get(DRIVER_HOST)
     if named:
@@ -79,12 +75,7 @@ def count_slots(spark: SparkSession) -> int | None:
 
 
 def slots_of(cores: int, conf: Callable[[str], str | None]) -> int:
-    """How many tasks fit on the executors, at most.
-
-    Args:
-        cores: the number of cores that have registered.
-        conf: returns a Spark setting; None if it is not set.
-    """
+    """How many tasks fit on the executors, of which so many cores have registered, at most."""
     local = (conf("spark.master") or "").startswith("local[")
     executor_cores = cores if local else int(conf("spark.executor.cores") or cores)
     tasks = executor_cores // int(conf("spark.task.cpus") or 1)
@@ -115,8 +106,6 @@ class ServerWatch:
     a proxy, or one that cannot be reached for a while, is left to Spark's client.
 
     Args:
-        endpoint: the server's host and port.
-        done: set when the run has ended.
         on_end: called once, from a thread, with a text for the user.
         patience: for so many seconds the port may refuse connections.
     """

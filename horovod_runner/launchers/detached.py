@@ -6,11 +6,11 @@ two barriers of Spark, which take about a second each.
 
 from __future__ import annotations
 
-import json
 import socket
 import threading
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from horovod_runner.errors import LaunchError
 from horovod_runner.host import network
@@ -20,13 +20,11 @@ from horovod_runner.wire.job import Job, Record
 if TYPE_CHECKING:
     from horovod_runner.driver.detached.stand_in import StandIn
 
+_decode_address: Final = msgspec.json.Decoder(ChannelAddress).decode
+
 
 class Detached:
     """One task's part in detached mode: a context that gives the address of the stand-in.
-
-    Args:
-        job: what is run.
-        task: Spark's BarrierTaskContext.
 
     Attributes:
         record: on task 0, after the context: what the stand-in kept for the driver. None elsewhere.
@@ -50,9 +48,9 @@ class Detached:
         text = ""
         if self._task.partitionId() == 0:
             self._stand_in = self.start_stand_in(self._own_address())
-            text = _encode(self._stand_in.address)
+            text = msgspec.json.encode(self._stand_in.address).decode()
         try:
-            return _decode(self._gather(text, self._job.limits.detached_tasks)[0])
+            return _decode_address(self._gather(text, self._job.limits.detached_tasks)[0])
         except BaseException:
             self._close()
             raise
@@ -84,18 +82,7 @@ class Detached:
             return network.default_address() or network.address_towards(socket.gethostname())
 
     def _gather(self, text: str, seconds: float | None) -> list[str]:
-        """Exchange texts with all tasks, through Spark's barrier.
-
-        Args:
-            text: this task's.
-            seconds: the time limit; None waits without limit.
-
-        Returns:
-            The texts of all tasks, in order.
-
-        Raises:
-            LaunchError: not all tasks came; Spark then ends the whole job.
-        """
+        """Exchange texts with all tasks, through Spark's barrier; in order of the tasks."""
         texts: list[str] = []
         errors: list[Exception] = []
 
@@ -117,13 +104,3 @@ class Detached:
                 "HOROVOD_RUNNER_DRIVER_HOST to an address of the driver that all executors reach."
             )
         return texts
-
-
-def _encode(address: ChannelAddress) -> str:
-    fields = asdict(address).items()
-    return json.dumps({k: v.decode() if isinstance(v, bytes) else v for k, v in fields})
-
-
-def _decode(text: str) -> ChannelAddress:
-    fields = json.loads(text).items()
-    return ChannelAddress(**{k: v.encode() if k.endswith("_key") else v for k, v in fields})

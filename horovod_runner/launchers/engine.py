@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from horovod_runner.launchers.kubernetes_pods import waiting_pods
-from horovod_runner.launchers.yarn_queue import waiting_containers
+from horovod_runner.common.spark_session import conf_of, spark_context
+from horovod_runner.launchers import kubernetes_pods, yarn_queue
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# One function per engine: why executors that were asked for do not run. It returns "" on others.
-_REASONS: Final[tuple[Callable[[SparkSession], str], ...]] = (waiting_containers, waiting_pods)
+# By the scheme of the master's URL.
+_REASONS: Final[Mapping[str, Callable[[SparkSession], str]]] = {
+    "yarn": yarn_queue.reason,
+    "k8s": kubernetes_pods.reason,
+}
 
 
 def why_missing(spark: SparkSession) -> str:
     """Why executors that were asked for do not run; empty if the engine says nothing."""
-    return " ".join(filter(None, (reason(spark) for reason in _REASONS)))
+    reason = _REASONS.get((conf_of(spark, "spark.master") or "").partition(":")[0])
+    if reason is None or spark_context(spark) is None:
+        return ""  # on Spark Connect another process has the engine's client
+    with suppress(Exception):  # this only explains another error
+        return reason(spark)
+    return ""
 
 
 def count_executors(spark: SparkSession) -> int | None:

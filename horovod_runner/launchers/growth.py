@@ -22,8 +22,6 @@ class Asked:
 
     Attributes:
         executors: their number, or the most under dynamic allocation.
-        tasks: how many tasks an executor runs at a time.
-        setting: the name of the setting that says so.
     """
 
     executors: int
@@ -43,12 +41,8 @@ class Asked:
 def asked_of(conf: Callable[[str], str | None], requests: Mapping[str, float]) -> Asked | None:
     """What an application has asked for.
 
-    Args:
-        conf: returns a Spark setting; None if it is not set.
-        requests: amounts of resources that a task takes, where they differ from the settings.
-
-    Returns:
-        None if the engine grants executors at once, or under dynamic allocation without a bound.
+    None if the engine grants executors at once, or under dynamic allocation without a bound. The
+    requests are amounts of resources that a task takes, where they differ from the settings.
     """
     if not grows(conf("spark.master") or ""):
         return None
@@ -65,7 +59,6 @@ def grows(master: str) -> bool:
 
 
 def _tasks(conf: Callable[[str], str | None], requests: Mapping[str, float]) -> int:
-    """How many tasks an executor runs at a time."""
     cores = int(conf("spark.executor.cores") or 1)
     tasks = int(cores // (requests.get("cpus") or float(conf("spark.task.cpus") or 1)))
     gpus = requests.get("gpu") or float(conf("spark.task.resource.gpu.amount") or 0)
@@ -77,10 +70,7 @@ def _tasks(conf: Callable[[str], str | None], requests: Mapping[str, float]) -> 
 def is_on_its_way(asked: Asked | None, executors: int | None, size: int) -> bool:
     """Whether missing slots will come with executors that have been asked for.
 
-    Args:
-        asked: what the application has asked for; None: nothing is on its way.
-        executors: how many executors run; None if that is not known.
-        size: how many slots are needed; 0 for all.
+    ``executors`` run now; None if that is not known. ``size`` slots are needed; 0 for all.
     """
     if asked is None or size > asked.slots:
         return False
@@ -88,11 +78,7 @@ def is_on_its_way(asked: Asked | None, executors: int | None, size: int) -> bool
 
 
 def driver_logs(conf: Callable[[str], str | None]) -> str:
-    """How to read the output of a driver in cluster mode; empty for another driver.
-
-    Args:
-        conf: returns a Spark setting; None if it is not set.
-    """
+    """How to read the output of a driver in cluster mode; empty for another driver."""
     if conf("spark.master") == "yarn" and conf("spark.submit.deployMode") == "cluster":
         return f"yarn logs -applicationId {conf('spark.app.id')}"
     if (conf("spark.kubernetes.submitInDriver") or "").lower() == "true":

@@ -8,11 +8,10 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
-from horovod_runner.common.spark_session import conf_of, spark_context
+from horovod_runner.common.spark_session import conf_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -20,27 +19,13 @@ if TYPE_CHECKING:
 _MESSAGE = 400  # characters of a reason
 
 
-def waiting_pods(spark: SparkSession) -> str:
-    """Describe the executor pods of this application that do not run.
-
-    Returns:
-        A sentence or two; empty on other engines, or if Spark's client cannot be asked.
-    """
-    if not (conf_of(spark, "spark.master") or "").startswith("k8s:"):
-        return ""
-    if spark_context(spark) is None:  # on Spark Connect another process has the client
-        return ""
-    with suppress(Exception):  # this only explains another error
-        return describe(_executor_pods(spark))
-    return ""
+def reason(spark: SparkSession) -> str:
+    """Describe the executor pods of this application that do not run, in a sentence or two."""
+    return describe(_executor_pods(spark))
 
 
 def describe(pods: Iterable[Mapping[str, Any]]) -> str:
-    """Describe the pods that do not run.
-
-    Args:
-        pods: executor pods as the API server returns them, as JSON.
-    """
+    """Describe the executor pods that do not run, given all as the API server returns them."""
     pods = list(pods)
     if not pods:
         return (
@@ -113,7 +98,6 @@ def _reason(pod: Mapping[str, Any]) -> str:
 
 
 def _end(pod: Mapping[str, Any]) -> str:
-    """How a pod has ended."""
     status = pod.get("status", {})
     if "reason" in status:
         return _sentence(status)

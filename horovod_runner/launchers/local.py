@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 import time
 from collections.abc import Collection
+from dataclasses import replace
 
+from horovod_runner.common.threads import start_thread
 from horovod_runner.driver.launcher import (
     Launch,
     LaunchRequest,
@@ -37,8 +38,7 @@ class LocalLauncher(PoolKeeper):
     def slots(self, size: int, patience: float = 0.0) -> int:
         """The number of ranks asked for, if this process may open enough files.
 
-        Raises:
-            ChannelError: the hard limit is too low.
+        Raises ChannelError, as the methods below, if the hard limit is too low.
         """
         make_room(size, size * _FILES_OF_A_RANK)
         return size
@@ -47,20 +47,13 @@ class LocalLauncher(PoolKeeper):
         """Start one thread per rank, which starts and supervises the rank's worker.
 
         There are no DataFrames here: the ranks share this machine's disk.
-
-        Raises:
-            ChannelError: the hard limit of open files is too low.
         """
         # Again: other code has opened files since.
         make_room(request.job.size, request.job.size * _FILES_OF_A_RANK)
         return LocalLaunch(request)
 
     def launch_members(self, request: PoolRequest) -> LocalMembers:
-        """Start one thread per seat.
-
-        Raises:
-            ChannelError: the hard limit of open files is too low.
-        """
+        """Start one thread per seat."""
         make_room(request.seats, request.seats * _FILES_OF_A_MEMBER)
         return LocalMembers(request)
 
@@ -69,18 +62,11 @@ class LocalMembers(MemberTasks):
     """The tasks of a pool on this machine: threads, which do not end before they are told to."""
 
     def __init__(self, request: PoolRequest) -> None:
-        here = _Here(request.job)
+        setup = _setup(request.job)
         self._threads = [
-            threading.Thread(
-                target=serve,
-                args=[request.job, request.address, seat, here.setup(0)],
-                name=f"horovod_runner-seat-{seat}",
-                daemon=True,
-            )
+            start_thread(f"seat-{seat}", serve, request.job, request.address, seat, setup)
             for seat in range(request.seats)
         ]
-        for thread in self._threads:
-            thread.start()
 
     def close(self, served: Collection[int], seconds: float) -> None:
         """Wait for the threads, which the pool has told to end. They cannot be ended by force."""
@@ -89,49 +75,29 @@ class LocalMembers(MemberTasks):
             thread.join(max(0.0, until - time.monotonic()))
 
 
-class _Here:
+def _setup(job: Job) -> TaskSetup:
     """Where the tasks of a run on this machine run.
 
     Copied once, before they start: a notebook may change it while the threads start.
     """
-
-    def __init__(self, job: Job) -> None:
-        self._path = list(job.path)
-        self._environment = {**inherited_environment(), **job.environment}
-        self._directory = os.getcwd()
-
-    def setup(self, task: int) -> TaskSetup:
-        """The setup of a task."""
-        return TaskSetup(
-            task, self._path, self._environment, directory=self._directory, owner=os.getpid()
-        )
+    environment = {**inherited_environment(), **job.environment}
+    return TaskSetup(0, list(job.path), environment, directory=os.getcwd(), owner=os.getpid())
 
 
 class LocalLaunch(Launch):
-    """The ranks of one run on this machine: tasks are threads, and always get the channel's Stop.
-
-    Args:
-        request: what to run.
-    """
+    """The ranks of one run on this machine: threads, which always get the channel's Stop."""
 
     def __init__(self, request: LaunchRequest) -> None:
         job = self._job = request.job
         self._address = request.address
         self._wake = request.wake
         self._outcomes: list[Outcome] = []
-        self._here = _Here(job)
-        self._threads = [
-            threading.Thread(
-                target=self._run, args=[task], name=f"horovod_runner-rank-{task}", daemon=True
-            )
-            for task in range(job.size)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._setup = _setup(job)
+        self._threads = [start_thread(f"rank-{task}", self._run, task) for task in range(job.size)]
 
     def _run(self, task: int) -> None:
         try:
-            outcome = run_rank(self._job, self._address, self._here.setup(task))
+            outcome = run_rank(self._job, self._address, replace(self._setup, task=task))
         except Exception as error:  # the system refused something: files, threads, memory
             self.problem = LaunchError(
                 f"task {task} of {self._job.size} could not go on on this machine: {error!r}"
@@ -146,7 +112,7 @@ class LocalLaunch(Launch):
         self._wake()
 
     def outcomes(self) -> list[Outcome]:
-        """How the ranks ended."""
+        """See :class:`~horovod_runner.driver.launcher.Launch`."""
         for thread in self._threads:
             thread.join()
         return list(self._outcomes)

@@ -21,6 +21,7 @@ import zmq
 
 from horovod_runner.checkpoints.commits import Commits
 from horovod_runner.common.limits import Limits
+from horovod_runner.common.threads import start_thread
 from horovod_runner.host import network
 from horovod_runner.host.scratch import RunFolder, memory_folder
 from horovod_runner.task.task import TaskSetup, keep_scratch, run_rank
@@ -36,13 +37,9 @@ _REPEAT_SECONDS = 1.0
 
 
 def serve(job: Job, pool: ChannelAddress, seat: int, setup: TaskSetup) -> None:
-    """Do the pool's work until the run is over, or the driver is gone.
+    """Do the pool's work in a seat until the run is over, or the driver is gone.
 
-    Args:
-        job: the run's; the pool's messages say what differs in an attempt.
-        pool: the pool's channel.
-        seat: the task's number in the pool.
-        setup: where this task runs.
+    The pool's messages say what differs from the job in an attempt.
     """
     with ExitStack() as stack:
         keep_scratch(job, stack)
@@ -78,12 +75,6 @@ def serve(job: Job, pool: ChannelAddress, seat: int, setup: TaskSetup) -> None:
 class _PoolContact:
     """Exchanges messages with the pool, in a separate thread.
 
-    Args:
-        pool: the pool's channel.
-        seat: the task's number in the pool.
-        commits: the folder for commits on this host.
-        limits: say when the driver is lost.
-
     Attributes:
         work: what to do next; None: nothing any more.
     """
@@ -99,10 +90,7 @@ class _PoolContact:
         self._attempt = 0
         self._over = False
         self._wake_read, self._wake_write = os.pipe()
-        self._thread = threading.Thread(
-            target=self._talk, name=f"horovod_runner-seat-{seat}", daemon=True
-        )
-        self._thread.start()
+        self._thread = start_thread(f"seat-{seat}", self._talk)
 
     def finish(self, done: Done) -> None:
         """Tell the pool that the work is done."""

@@ -38,12 +38,7 @@ def find_session() -> SparkSession:
 
 
 def open_session(master: str, name: str, conf: Sequence[tuple[str, str]] = ()) -> SparkSession:
-    """Open a session on a master, or on a Connect server (``sc://``).
-
-    Args:
-        master: the URL.
-        name: the application's name.
-        conf: Spark settings, as names and values.
+    """Open a session on a master, or on a Connect server (``sc://``), with some settings.
 
     Raises:
         LaunchError: pyspark is not installed, or the session cannot be opened.

@@ -17,15 +17,15 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 
 import msgspec
 
 from horovod_runner.common.limits import DEFAULTS, Limits
+from horovod_runner.common.threads import start_thread
 from horovod_runner.driver.launcher import (
     Launch,
     LaunchRequest,
@@ -55,7 +55,6 @@ class SlurmLauncher(PoolKeeper):
 
     Args:
         slot_timeout: seconds to wait for the first task, where that is longer than the limit.
-        limits: for the first task.
 
     Raises:
         LaunchError: this process is in no allocation.
@@ -76,11 +75,7 @@ class SlurmLauncher(PoolKeeper):
         self.channel_host = _address_towards(others[0]) if others else "127.0.0.1"
 
     def slots(self, size: int, patience: float = 0.0) -> int:
-        """The number of ranks: at most the allocation's number of tasks.
-
-        Raises:
-            SlotError: ``size`` is above it.
-        """
+        """The number of ranks: at most the allocation's number of tasks; otherwise a SlotError."""
         tasks = os.environ.get("SLURM_NTASKS")
         available = int(tasks or os.environ.get("SLURM_JOB_NUM_NODES") or 1)
         if size > available:
@@ -118,7 +113,6 @@ class SlurmLauncher(PoolKeeper):
 
 
 def _nodes() -> list[str]:
-    """The names of the allocation's nodes."""
     node_list = os.environ.get("SLURM_JOB_NODELIST", "")
     if re.fullmatch(r"[\w.-]*", node_list):
         return [node_list] if node_list else []
@@ -148,10 +142,6 @@ def _address_towards(node: str) -> str:
 class SlurmLaunch(Launch):
     """One srun under way.
 
-    Args:
-        request: what to run.
-        seconds: the time limit for the first task.
-
     Raises:
         LaunchError: srun cannot be started.
     """
@@ -166,15 +156,9 @@ class SlurmLaunch(Launch):
         self.expected = time.monotonic() + seconds
         self._process = srun.start(srun.command(job.size), job, subprocess.PIPE)
         parcel = srun.parcel_of(job, request.address)
-        self._writer = self._start(lambda: self._write(parcel))
-        self._error_reader = self._start(self._read_errors)
-        self._reader = self._start(self._read)
-
-    @staticmethod
-    def _start(work: Callable[[], None]) -> threading.Thread:
-        thread = threading.Thread(target=work, name="horovod_runner-srun", daemon=True)
-        thread.start()
-        return thread
+        self._writer = start_thread("srun", self._write, parcel)
+        self._error_reader = start_thread("srun", self._read_errors)
+        self._reader = start_thread("srun", self._read)
 
     def _write(self, parcel: bytes) -> None:
         assert self._process.stdin is not None  # noqa: S101 - a pipe, see above
@@ -182,7 +166,6 @@ class SlurmLaunch(Launch):
             pipe.write(parcel)
 
     def _read_errors(self) -> None:
-        """Keep srun's last lines."""
         assert self._process.stderr is not None  # noqa: S101
         with self._process.stderr as pipe:
             for line in pipe:
@@ -190,7 +173,6 @@ class SlurmLaunch(Launch):
                 self._last_lines = [*self._last_lines, text][-_KEPT_LINES:]
 
     def _read(self) -> None:
-        """Read the outcomes, and wait for srun's end."""
         assert self._process.stdout is not None  # noqa: S101
         with self._process.stdout as pipe:
             self._outcomes = read_outcomes(pipe)
@@ -201,7 +183,7 @@ class SlurmLaunch(Launch):
         self._wake()
 
     def late_error(self) -> SlotError:
-        """The error to raise if no task has started in time."""
+        """See :class:`~horovod_runner.driver.launcher.Launch`."""
         lines = "; ".join(self._last_lines) or "srun printed nothing"
         return SlotError(
             f"np={self._size}: Slurm has started no task within {self._seconds:g} s ({lines}). "
@@ -210,12 +192,7 @@ class SlurmLaunch(Launch):
         )
 
     def outcomes(self) -> list[Outcome]:
-        """How the ranks ended.
-
-        Raises:
-            TaskLostError: a task ended without an outcome.
-            LaunchError: no task has an outcome.
-        """
+        """See :class:`~horovod_runner.driver.launcher.Launch`."""
         self._reader.join()
         code = self._process.returncode
         lines = "; ".join(self._last_lines) or f"srun ended with exit code {code}"

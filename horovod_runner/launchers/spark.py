@@ -40,14 +40,9 @@ class SparkLauncher(PoolKeeper):
     """Starts ranks as the tasks of a barrier job.
 
     Args:
-        spark: the session.
         slot_timeout: seconds to wait for slots that a cluster may still bring up. None waits for
             executors that YARN or Kubernetes was asked for, elsewhere only in the first 30 s after
             the driver has joined the cluster, and on ``local[n]`` not at all.
-        notice: called with a line for the user.
-        cancelled: ends the wait for slots when it is set.
-        profile: the resources of a task; None for the application's settings.
-        limits: for executors and for slots.
 
     Raises:
         ValueError: this version of Spark accepts no profile.
@@ -99,7 +94,9 @@ class SparkLauncher(PoolKeeper):
         if self._is_connect:
             self._check_compute()
         began = noticed = time.monotonic()
-        seconds, growing = max(self._patience(), patience), self._growing_patience()
+        seconds, growing = max(self._patience(), patience), self._slot_timeout
+        if growing is None:  # for slots that are on their way
+            growing = self._limits.granted_executors
         told = ""
         while True:
             available = self._count_slots()
@@ -118,7 +115,7 @@ class SparkLauncher(PoolKeeper):
                 noticed = time.monotonic()
                 missing = f"waiting for slots: {available} of {size or 'all'}"
                 if comes:
-                    missing += f". {self._granted()}"
+                    missing += f". {self.why_missing()}"
                 if missing != told:
                     told = missing
                     self._notice(missing)
@@ -127,11 +124,6 @@ class SparkLauncher(PoolKeeper):
                 raise CancelledError("the run was cancelled while it waited for slots")
 
     def _check_compute(self) -> None:
-        """Tell what of Databricks' compute keeps ranks from starting.
-
-        Raises:
-            LaunchError: it is serverless.
-        """
         compute = connect.sandboxed_compute()
         if compute is None:
             return
@@ -157,12 +149,8 @@ class SparkLauncher(PoolKeeper):
         age = limit if joined is None else time.time() - joined
         return min(limit, max(0.0, limit - age))
 
-    def _growing_patience(self) -> float:
-        """How long to wait for slots that are on their way, in seconds."""
-        return self._limits.granted_executors if self._slot_timeout is None else self._slot_timeout
-
-    def _granted(self) -> str:
-        """How many executors the engine has granted, and why not all."""
+    def why_missing(self) -> str:
+        """How many executors the engine has granted, and why not all; see PoolKeeper."""
         executors = engine.count_executors(self._spark)
         if self._asked is None or executors is None or executors >= self._asked.executors:
             return ""
@@ -182,7 +170,6 @@ class SparkLauncher(PoolKeeper):
         return int(started) / 1000 if started else None
 
     def _count_slots(self) -> int | None:
-        """How many tasks run at a time; None if Spark does not tell."""
         if not self._is_connect:
             return _count_slots(self._spark, self._profile)
         return connect.count_slots(self._spark) if self._profile is None else None
@@ -215,7 +202,7 @@ class SparkLauncher(PoolKeeper):
                 )
         after = f" after {waited:.0f} s" if self._asked is not None else ""
         asked = f" The session has {self._asked}." if self._asked is not None else ""
-        granted = self._granted()
+        granted = self.why_missing()
         return SlotError(
             f"np={size or 'all slots'} asks for {max(1, size)} slot(s) and {self.where} has "
             f"{available}{after}.{asked}{' ' if granted else ''}{granted} A slot is what one task "
@@ -223,7 +210,6 @@ class SparkLauncher(PoolKeeper):
         )
 
     def _task_resources(self) -> str:
-        """What one task takes, in words."""
         if self._profile is not None:
             requests = self._profile.taskResources.values()
             return ", ".join(f"{request.resourceName} {request.amount:g}" for request in requests)
@@ -301,10 +287,6 @@ class SparkLauncher(PoolKeeper):
             return self._asked.slots
         return None if self.needs_pool else self._count_slots()
 
-    def why_missing(self) -> str:
-        """See :class:`~horovod_runner.driver.launcher.PoolKeeper`."""
-        return self._granted()
-
     def launch_members(self, request: PoolRequest) -> SparkMembers:
         """Start one job for each seat."""
         job = self._with_threads(request.job)
@@ -353,7 +335,6 @@ def _joined(spark: SparkSession) -> float:
 
 
 def _count_slots(spark: SparkSession, profile: ResourceProfile | None) -> int | None:
-    """How many tasks the cluster runs at a time; None if Spark does not tell."""
     try:
         scala_context = spark.sparkContext._jsc.sc()
         manager = scala_context.resourceProfileManager()

@@ -24,12 +24,7 @@ _LARGE_MESSAGE = re.compile(r"message larger than max \((\d+) vs\. (\d+)\)")  # 
 
 
 def ended_by(what: str, error: BaseException) -> LaunchError:
-    """What to raise for an error with which Spark ended a job.
-
-    Args:
-        what: names the job: "Spark ended the barrier job of run ...".
-        error: Spark's.
-    """
+    """What to raise for an error with which Spark ended a job, which ``what`` names."""
     kind = JobCancelledError if _CANCELLED.search(str(error)) else LaunchError
     return kind(f"{what}: {explain(error)}")
 

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from horovod_runner.common.spark_session import collect_in_arrow, conf_of, spark_context
+from horovod_runner.common.threads import start_thread
 from horovod_runner.driver.launcher import (
     JobCancelledError,
     Launch,
@@ -41,11 +42,9 @@ class SparkLaunch(Launch):
     launch expects no task before Spark has started all.
 
     Args:
-        spark: the session.
-        request: what to run.
         task: the body of a task, for ``mapInArrow``.
-        profile: the resources of a task; None for the application's settings.
-        detaches: whether the tasks can do without the driver.
+        detaches: whether to notice when Spark has started all tasks, which can then do without the
+            driver.
     """
 
     def __init__(
@@ -70,13 +69,9 @@ class SparkLaunch(Launch):
         thread.daemon = True
         thread.start()
         if detaches:
-            self._watch_starts()
+            start_thread("tasks", self._watch_starts)
 
     def _watch_starts(self) -> None:
-        """Notice when Spark has started all tasks."""
-        threading.Thread(target=self._poll_starts, name="horovod_runner-tasks", daemon=True).start()
-
-    def _poll_starts(self) -> None:
         with suppress(Exception):  # the session has ended
             while not self._done.wait(_WATCH_SECONDS):
                 for stage in _stages(self._spark, self._job.run_id):
@@ -117,7 +112,6 @@ class SparkLaunch(Launch):
         context.setJobGroup(self._job.run_id, text, interruptOnCancel=True)
 
     def _collect(self) -> list[Any]:
-        """Run the Spark job; returns its rows."""
         size = self._job.size
         if self._dataframes:
             from horovod_runner.data.read import spill
@@ -128,13 +122,7 @@ class SparkLaunch(Launch):
         return _collect(tasks, self._task, self._profile, barrier=True)
 
     def outcomes(self) -> list[Outcome]:
-        """How the ranks ended.
-
-        Raises:
-            TaskLostError: an executor was lost.
-            JobCancelledError: somebody cancelled the job.
-            LaunchError: Spark ended the job before the ranks ended.
-        """
+        """See :class:`~horovod_runner.driver.launcher.Launch`."""
         if self._error is None:
             return self._outcomes
         # Spark's text is a hundred lines of Java: it goes to the log, not into the error.
@@ -156,7 +144,6 @@ class ConnectLaunch(SparkLaunch):
     """One barrier job that a Connect server runs for this process.
 
     Args:
-        spark, request, task, profile: see :class:`SparkLaunch`.
         late: the error to raise if no task has started within ``seconds``.
         seconds: the time limit for the first task.
     """
@@ -179,14 +166,14 @@ class ConnectLaunch(SparkLaunch):
         self._told_of_starts = hasattr(spark, "registerProgressHandler")
         if self._told_of_starts:
             self.expected = time.monotonic() + seconds
-        super().__init__(spark, request, task, profile, detaches=True)
+        super().__init__(spark, request, task, profile, detaches=False)  # the server tells of it
         endpoint = connect.server_endpoint(spark)
         if endpoint is not None:
             patience = request.job.limits.connect_server
             connect.ServerWatch(endpoint, self._done, self._lost_server, patience)
 
     def late_error(self) -> SlotError:
-        """The error to raise if no task has started in time."""
+        """See :class:`~horovod_runner.driver.launcher.Launch`."""
         return self._late
 
     def _name_job(self) -> None:
@@ -210,9 +197,6 @@ class ConnectLaunch(SparkLaunch):
         if here and not self.running and inflight_tasks >= self._job.size:
             self._tasks_have_started()
 
-    def _watch_starts(self) -> None:
-        """Do nothing: the server reports it."""
-
     def _lost_server(self, reason: str) -> None:
         self._error = LaunchLostError(reason)
         self._end()
@@ -230,7 +214,6 @@ class ConnectLaunch(SparkLaunch):
 def _collect(
     rows: DataFrame, task: Callable[..., Any], profile: ResourceProfile | None, **barrier: bool
 ) -> list[Any]:
-    """Run a Spark job with a task for each partition; returns its rows."""
     # Spark 3.5 has no such argument.
     resources = {} if profile is None else {"profile": profile}
     return collect_in_arrow(rows, task, _OUTCOME_SCHEMA, **barrier, **resources)
@@ -247,7 +230,6 @@ def _stages(spark: SparkSession, group: str) -> Iterator[SparkStageInfo]:
 
 
 def _tasks(spark: SparkSession, stage: SparkStageInfo, most: int) -> Iterator[Any]:
-    """The tasks of a stage, by Spark's internals."""
     store = spark.sparkContext._jsc.sc().statusStore()
     tasks = store.taskList(stage.stageId, stage.currentAttemptId, most)
     yield from map(tasks.apply, range(tasks.size()))
@@ -267,12 +249,6 @@ class SparkMembers(MemberTasks):
 
     So Spark runs a task again elsewhere when its executor is lost, and starts executors for tasks
     that wait for a slot (dynamic allocation).
-
-    Args:
-        spark: the session.
-        request: the tasks.
-        tasks: the body of each seat's task, for ``mapInArrow``.
-        profile: the resources of a task; None for the application's settings.
     """
 
     def __init__(
@@ -297,12 +273,9 @@ class SparkMembers(MemberTasks):
             thread.daemon = True
             thread.start()
         if (conf_of(spark, "spark.decommission.enabled") or "").lower() == "true":
-            threading.Thread(
-                target=self._watch, name="horovod_runner-decommission", daemon=True
-            ).start()
+            start_thread("decommission", self._watch)
 
     def _group(self, seat: int) -> str:
-        """The name of a seat's job group."""
         return f"{self._job.run_id}-{seat}"
 
     def _keep(self, seat: int, task: Callable[..., Any]) -> None:
@@ -337,7 +310,6 @@ class SparkMembers(MemberTasks):
         return not states or "RUNNING" in states
 
     def _watch(self) -> None:
-        """Tell which seats are on executors that are being decommissioned."""
         try:
             while not self._over.wait(_WATCH_SECONDS):
                 for executor in self._decommissioned():
@@ -347,7 +319,6 @@ class SparkMembers(MemberTasks):
             _log.debug("executors cannot be watched", exc_info=True)
 
     def _decommissioned(self) -> list[str]:
-        """The ids of the executors that are being decommissioned."""
         context = self._spark.sparkContext._jsc.sc()
         ids = context.getExecutorIds()
         executors = [str(ids.apply(at)) for at in range(ids.size())]
@@ -359,7 +330,6 @@ class SparkMembers(MemberTasks):
         ]
 
     def _seats_on(self, executor: str) -> list[int]:
-        """The seats whose tasks run on an executor."""
         return [
             seat
             for seat in range(len(self._threads))

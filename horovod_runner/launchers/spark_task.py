@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -40,23 +40,23 @@ def run_task(
     detaches: bool,
     dataframes: tuple[str, ...],
 ) -> Iterator[pa.RecordBatch]:
-    """The body of one task, for ``mapInArrow``.
+    """The body of one task, for ``mapInArrow``; yields the outcome of its rank.
 
-    Args:
-        job: what to run.
-        address: the driver's channel.
-        batches: the task's rows of the DataFrames; without DataFrames, a row with its number.
-        echo: whether the executor's log gets what the rank prints.
-        stays: whether the rank's folder is the executor's on the driver's host, too.
-        detaches: whether the tasks may do without the driver, in detached mode.
-        dataframes: the names of the datasets whose rows come with the task.
+    The batches are the task's rows of the named DataFrames; without DataFrames, a row with its
+    number. ``echo`` says whether the executor's log gets what the rank prints, ``stays`` whether
+    the rank's folder is the executor's on the driver's host, too, and ``detaches`` whether the
+    tasks may do without the driver.
     """
     from pyspark import BarrierTaskContext
 
     context = BarrierTaskContext.get()
     receive_rows = None
     if dataframes:
-        receive_rows = _receiver(dataframes, context.partitionId(), batches)
+        from horovod_runner.data.read import spill
+
+        # The rank may start a second time, in detached mode: the rows can be read only once.
+        number = context.partitionId()
+        receive_rows = cache(lambda folder: spill.receive_rows(dataframes, folder, number, batches))
     else:
         for _ in batches:
             pass  # the context knows the task's number too
@@ -83,13 +83,7 @@ def run_member(
 ) -> Iterator[pa.RecordBatch]:
     """The body of a task of a pool, for ``mapInArrow``; yields nothing.
 
-    Args:
-        job: the run's.
-        pool: the pool's channel.
-        seat: the task's number in the pool.
-        batches: a row without meaning.
-        echo: whether the executor's log gets what the ranks print.
-        stays: whether the ranks' folder is the executor's on the driver's host, too.
+    See :func:`serve` and, for the rest, :func:`run_task`.
     """
     from pyspark import TaskContext
 
@@ -100,15 +94,15 @@ def run_member(
 
 
 def _setup(job: Job, context: TaskContext, *, echo: bool, stays: bool) -> TaskSetup:
-    """Where the task of this process runs."""
     resources = context.resources()
+    is_drivers_host = job.host == host_id() and os.path.isdir(job.directory)
     return TaskSetup(
         context.partitionId(),
         path=rank_path(job.path, job.directory),
         # Not os.environ: Spark itself sets OMP_NUM_THREADS there.
         user_environment=job.environment,
         # Otherwise the folder that Spark made for the executor.
-        directory=job.directory if _is_here(job) and not stays else None,
+        directory=job.directory if is_drivers_host and not stays else None,
         inherited=_environment_at_start(),
         task_gpus=tuple(resources["gpu"].addresses) if "gpu" in resources else (),
         echo=stderr_echo if echo else None,
@@ -133,11 +127,6 @@ def _refusal() -> str:
     )
 
 
-def _is_here(job: Job) -> bool:
-    """Whether the driver's working directory is that of this host."""
-    return job.host == host_id() and os.path.isdir(job.directory)
-
-
 def _environment_at_start() -> dict[str, str] | None:
     """This process's environment variables as Spark set them; None where they cannot be read.
 
@@ -152,19 +141,6 @@ def _environment_at_start() -> dict[str, str] | None:
     variables = {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
     # A program that shows another title in ps writes it over this block. Spark sets this variable.
     return {**hadoop_variables(variables), **variables} if "PYTHONPATH" in variables else None
-
-
-def _receiver(
-    dataframes: tuple[str, ...], task: int, batches: Iterator[pa.RecordBatch]
-) -> Callable[[Path], dict[str, bytes]]:
-    """A function that writes the task's rows to a folder; see TaskSetup."""
-    from horovod_runner.data.read import spill
-
-    @cache  # the rank may start a second time, in detached mode: the rows can be read only once
-    def receive(folder: Path) -> dict[str, bytes]:
-        return spill.receive_rows(dataframes, folder, task, batches)
-
-    return receive
 
 
 def _one_row(value: bytes) -> pa.RecordBatch:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Collection
 
+from horovod_runner.common.threads import start_thread
 from horovod_runner.driver.launcher import MemberTasks, PoolRequest
 from horovod_runner.errors import LaunchError
 from horovod_runner.wire import job_file
@@ -21,12 +22,10 @@ _AGAIN_SECONDS = 1.0
 
 
 def command(size: int, *, together: bool = True) -> list[str]:
-    """The srun command of a launch with ``size`` ranks.
+    """The srun command of a launch with so many ranks.
 
-    Args:
-        size: the number of tasks.
-        together: whether they are all that runs in the allocation; otherwise the step takes no more
-            than it needs, beside others.
+    Unless they are all that runs in the allocation (``together``), the step takes no more than it
+    needs, beside others.
     """
     arguments = [
         "srun",
@@ -49,11 +48,7 @@ def command(size: int, *, together: bool = True) -> list[str]:
 
 
 def start(arguments: list[str], job: Job, output: int) -> subprocess.Popen[bytes]:
-    """Start srun, with pipes to its standard input and from its standard error.
-
-    Raises:
-        LaunchError: that is not possible.
-    """
+    """Start srun, with pipes to its stdin and from its stderr, or raise a LaunchError."""
     try:
         return subprocess.Popen(
             arguments,
@@ -73,11 +68,7 @@ def parcel_of(job: Job, address: ChannelAddress) -> bytes:
 
 
 class SlurmMembers(MemberTasks):
-    """The tasks of a pool: one srun each.
-
-    Args:
-        request: the tasks.
-    """
+    """The tasks of a pool: one srun each."""
 
     def __init__(self, request: PoolRequest) -> None:
         self._job = request.job
@@ -86,13 +77,8 @@ class SlurmMembers(MemberTasks):
         self._over = threading.Event()
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._threads = [
-            threading.Thread(
-                target=self._keep, args=[seat], name=f"horovod_runner-srun-{seat}", daemon=True
-            )
-            for seat in range(request.seats)
+            start_thread(f"srun-{seat}", self._keep, seat) for seat in range(request.seats)
         ]
-        for thread in self._threads:
-            thread.start()
 
     def _keep(self, seat: int) -> None:
         """Run a seat's task, again and again until the pool is closed."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from horovod_runner.common.spark_session import conf_of, spark_context
 from horovod_runner.common.text import bytes_text, count_text
 
 if TYPE_CHECKING:
@@ -23,11 +21,8 @@ class Queue:
         name: of the queue, with those above it.
         share, most: what of the cluster belongs to it, and what it may use at most, from 0 to 1.
         used: what it uses of its share: above 1 it has borrowed.
-        waiting: containers that its applications wait for.
         waiting_mb: their memory, in MiB.
-        nodes: how many nodes run.
         free_mb: the free memory of each node, in MiB.
-        free_cores: the free cores of all nodes.
         diagnostics: what YARN says of the application; empty if that is nothing.
     """
 
@@ -43,17 +38,9 @@ class Queue:
     diagnostics: str = ""
 
 
-def waiting_containers(spark: SparkSession) -> str:
-    """Describe what keeps YARN from granting more executors.
-
-    Returns:
-        Some sentences; empty on other engines, or if YARN cannot be asked.
-    """
-    if conf_of(spark, "spark.master") != "yarn" or spark_context(spark) is None:
-        return ""
-    with suppress(Exception):  # this only explains another error
-        return describe(_ask(spark))
-    return ""
+def reason(spark: SparkSession) -> str:
+    """Describe what keeps YARN from granting more executors, in some sentences."""
+    return describe(_ask(spark))
 
 
 def describe(queue: Queue) -> str:

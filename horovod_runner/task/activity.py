@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
+from horovod_runner.common.clocks import scheduled
 from horovod_runner.wire.messages import Alive
 
 _SHARE = 0.01  # of a core, while there was one for the thread
@@ -29,7 +30,6 @@ class _Thread(NamedTuple):
     Attributes:
         busy: seconds on a core since its start.
         waiting: seconds for which it waited for a core.
-        at: when this was measured.
         worked: whether it was busy before that.
     """
 
@@ -43,12 +43,11 @@ class Activity:
     """Watches one process.
 
     Args:
-        pid: the process.
         interval: the least number of seconds between two measurements.
 
     Attributes:
-        ended_at: when it was first seen as a process that has ended, and that its parent has not
-            taken notice of, in seconds of the monotonic clock; None otherwise.
+        ended_at: when it was first seen as a process that has ended and that its parent has not
+            reaped, in seconds of the monotonic clock; None otherwise.
     """
 
     def __init__(self, pid: int, interval: float) -> None:
@@ -106,22 +105,13 @@ class Activity:
     def _measure_thread(
         self, pid: int, thread: Any, known: dict[int, _Thread], polls: bool
     ) -> bool:
-        """Judge a thread by its share of the time in which it could have had a core.
+        """Whether a thread was busy, by its share of the time in which it could have had a core.
 
-        The system counts a wait for a core when it is over.
-
-        Args:
-            pid: its process.
-            thread: what psutil says of it.
-            known: what was known of all threads.
-            polls: whether it may be one of Horovod's threads. They poll, which takes some of a
-                core without any work, so a thread counts as busy from a larger share on.
-
-        Returns:
-            Whether it was busy.
+        The system counts a wait for a core when it is over. Horovod's threads poll, which takes
+        some of a core without any work: a thread that may be one is busy from a larger share on.
         """
         now = time.monotonic()
-        schedule = _schedule(pid, thread.id)
+        schedule = scheduled(thread.id, pid)
         least = _CLOCK_STEP_SECONDS if schedule is None else _LEAST_SECONDS
         busy, waiting = schedule or (thread.user_time + thread.system_time, 0.0)
         before = known.get(thread.id, _Thread(0.0, 0.0, self._measured_at))
@@ -132,15 +122,6 @@ class Activity:
             return before.worked
         self._threads[thread.id] = _Thread(busy, waiting, now, worked)
         return worked
-
-
-def _schedule(pid: int, thread: int) -> tuple[float, float] | None:
-    """A thread's seconds on a core and those it waited for one; None if unknown."""
-    try:
-        counters = Path(f"/proc/{pid}/task/{thread}/schedstat").read_text("ascii").split()
-        return int(counters[0]) / 1e9, int(counters[1]) / 1e9
-    except (OSError, ValueError, IndexError):  # it has ended, or this kernel does not count
-        return None
 
 
 def _is_runnable(pid: int, thread: int) -> bool:

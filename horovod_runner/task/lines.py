@@ -12,7 +12,6 @@ class LineSplitter:
     """Decodes one stream of a worker.
 
     Args:
-        name: "stdout" or "stderr".
         hold: show a line only when it is complete. Otherwise text is shown as it arrives, so that a
             single rank's progress bar moves.
     """
@@ -24,15 +23,7 @@ class LineSplitter:
         self._partial = ""
 
     def feed(self, data: bytes, *, final: bool = False) -> tuple[str, list[str]]:
-        """Add bytes of the stream.
-
-        Args:
-            data: the next bytes.
-            final: whether the stream ends here.
-
-        Returns:
-            The text to show now, and the lines that these bytes completed.
-        """
+        """Add bytes of the stream; returns the text to show now, and the lines that end here."""
         text = self._decoder.decode(data, final)
         pending = self._partial + text
         end = pending.rfind("\n") + 1

@@ -28,10 +28,7 @@ class MachineWatch:
     beside each rank, because a resource manager may give each a group of its own.
 
     Args:
-        slot: the rank's.
-        pid: its worker process.
         guard: the process that started the worker, and adopts what the worker leaves behind.
-        memory: watches the same rank.
     """
 
     def __init__(self, slot: Slot, pid: int, guard: int, memory: MemoryWatch) -> None:
@@ -110,8 +107,6 @@ class _MachineReading(NamedTuple):
     Attributes:
         cpu: CPU seconds of the rank's processes.
         faults: pages that they waited for, from a disk.
-        group: of the control group.
-        killed: processes that the kernel has ended because memory was used up.
         host: None beside ranks that are not the first of their host.
     """
 
@@ -138,7 +133,6 @@ def _throttled(
 
 
 def _with_host(machine: Machine, before: Counters, now: Counters) -> Machine:
-    """Add what the host did."""
     seconds = machine.seconds
     did = Counters._make(max(0, n - b) for b, n in zip(before, now, strict=True))
     return msgspec.structs.replace(

@@ -6,7 +6,6 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import NamedTuple
 
 from horovod_runner.common.slots import Offer
 from horovod_runner.errors import LaunchError
@@ -19,42 +18,26 @@ from horovod_runner.wire.link import Link
 from horovod_runner.wire.messages import Assignment
 
 
-class MeetingPoints(NamedTuple):
-    """Where the ranks find each other. All of them are on task 0's host, which runs rank 0.
-
-    Attributes:
-        rendezvous: ``host:port/token`` of Horovod's rendezvous server; empty with a single rank.
-        master_port: a port that is held free for torch.distributed's TCPStore.
-    """
-
-    rendezvous: str = ""
-    master_port: int = 0
-
-
 @contextmanager
-def meeting_points(job: Job, task: int, address: str) -> Iterator[MeetingPoints]:
-    """Open the meeting points on task 0; empty ones on all other tasks.
+def meeting_points(job: Job, task: int, address: str) -> Iterator[tuple[str, int]]:
+    """Open on task 0, which runs rank 0, where the ranks find each other.
 
-    Args:
-        job: what the ranks of the run execute.
-        task: this task's number.
-        address: this host's IPv4 address.
+    Yields:
+        ``host:port/token`` of Horovod's rendezvous server, empty with a single rank; and a port
+        that is held free for torch.distributed's TCPStore. Both empty on all other tasks.
     """
     if task != 0:
-        yield MeetingPoints()
+        yield "", 0
         return
-    from horovod_runner.worker.startup.rendezvous import (
-        Rendezvous,  # here: only task 0 needs asyncio
-    )
-
     with ExitStack() as stack:
         rendezvous = ""
         if job.size > 1:
-            server = Rendezvous(address, job.size, limits=job.limits)
-            stack.callback(server.close)
-            rendezvous = server.address
+            from horovod_runner.worker.startup import rendezvous as servers  # it needs asyncio
+
+            server = servers.Rendezvous(address, job.size, limits=job.limits)
+            rendezvous = stack.enter_context(server).address
         held = stack.enter_context(network.hold_port())
-        yield MeetingPoints(rendezvous, held.getsockname()[1])
+        yield rendezvous, held.getsockname()[1]
 
 
 def make_offer(
@@ -64,14 +47,7 @@ def make_offer(
     task_gpus: tuple[str, ...] = (),
     interface: str = "",
 ) -> Offer:
-    """Describe this task's host to the driver.
-
-    Args:
-        job: what the ranks of the run execute.
-        address: the driver's channel.
-        task: this task's number.
-        task_gpus: the GPUs that Spark gave this task.
-        interface: the network interface for the ranks; empty for the one towards the driver.
+    """Describe this task's host to the driver; without an interface, by the one towards the driver.
 
     Raises:
         LaunchError: this host has no such interface, or no way to the driver.
@@ -105,10 +81,7 @@ def _address_towards(driver: str) -> str:
 def await_assignment(link: Link, address: ChannelAddress, patience: float) -> Assignment:
     """Wait until the driver has heard all tasks and assigns this one a slot.
 
-    Args:
-        link: this task's end of the channel.
-        address: the driver's channel.
-        patience: seconds within which the driver has to answer at all.
+    The driver has to answer at all within ``patience`` seconds.
 
     Raises:
         CalledOffError: the driver stopped the rank, or cannot be reached.

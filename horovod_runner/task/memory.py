@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
-import psutil
 
 from horovod_runner.common.slots import Slot
 from horovod_runner.host import control_groups, counters, processes
@@ -44,15 +43,12 @@ _MOST_LOOKS: Final = _IN_A_ROW * max(count for count, _ in _SPANS)
 
 
 def seconds_left(looks: Sequence[tuple[float, int]], limit: int, lowest: int) -> float | None:
-    """How long the memory lasts, if it is nearly used up and is used up more and more.
+    """How many seconds the memory lasts, if it is nearly used up more and more; None otherwise.
 
     Args:
         looks: times in seconds, each with the bytes that were free then; the latest last.
         limit: the bytes that may be used.
         lowest: the fewest bytes that were free before these looks.
-
-    Returns:
-        Seconds; None if there is no reason to warn.
     """
     little = min(max(_LITTLE * limit, _LITTLE_BYTES), limit / 4)
     if len(looks) < _IN_A_ROW or max(free for _, free in looks[-2:]) >= little:
@@ -77,11 +73,7 @@ class MemoryWatch:
     """Watches the host or container of one rank, and the processes of the rank.
 
     Args:
-        slot: the rank's.
-        pid: its worker process.
         guard: the process that started the worker, and adopts what the worker leaves behind.
-        look_seconds: between two looks.
-        processes_seconds: between two readings of all processes.
 
     Attributes:
         use: what was seen last, while the worker lived; None before that.
@@ -158,7 +150,6 @@ class MemoryWatch:
         )
 
     def _read(self, now: float) -> None:
-        """Read what each of the rank's processes has in memory."""
         family = processes.family(self._guard)
         memory = {use.pid: use.memory for use in family if use.pid != self._guard}
         # A forked process begins with the pages of the worker, which are not growth.
@@ -216,6 +207,6 @@ def _more(now: int | None, before: int | None) -> int | None:
 
 def _lives(pid: int) -> bool:
     """Whether a process has memory: one that has ended has none, although it may be listed."""
-    with suppress(OSError, ValueError, IndexError, psutil.Error):
+    with suppress(OSError, ValueError, IndexError):
         return processes.use(pid).memory > 0
     return False

@@ -16,7 +16,6 @@ class MpiSocket:
 
     Args:
         connection: the socket; it becomes non-blocking.
-        assignment: the rank's.
         send: sends the driver a request that needs all ranks.
     """
 

@@ -39,10 +39,6 @@ def receive(link: Link, seconds: float) -> Iterator[FromDriver]:
 
 
 def stay_alive(link: Link) -> None:
-    """Send the driver a heartbeat; called regularly while the worker process is being started.
-
-    Raises:
-        CalledOffError: as :func:`receive`.
-    """
+    """Send the driver a heartbeat while the worker is being started; raises as :func:`receive`."""
     for _ in receive(link, 0):
         pass  # no message concerns a rank at this point, except Stop

@@ -24,9 +24,10 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from functools import cached_property
 from typing import IO, Final
 
-from horovod_runner.common.descriptors import is_byte_locked
+from horovod_runner.common.descriptors import enlarge_pipe, is_byte_locked
 from horovod_runner.common.files import memory_file, temporary_files, unnamed_file, write_problem
 from horovod_runner.errors import LaunchError
 from horovod_runner.task.warm.client import ForkedGuard, ForkServer, NotForkedError
@@ -46,11 +47,8 @@ class WorkerProcess:
     server instead if there is one that fits.
 
     Args:
-        job: what to run.
         environment: variables beside those that this process passes on.
-        directory: the working directory; None for this process's.
         inherited: the variables that this process passes on; None for its own.
-        mpi: whether the worker's MPI gets a socket for its startup requests.
         owner: the process whose fork server to use; None always starts a new interpreter.
         preload: frameworks that the fork server must have imported; it is started if it lacks them.
         meanwhile: called once a second while the start waits for the fork server. An exception from
@@ -122,14 +120,13 @@ class WorkerProcess:
             self.exit_descriptor = _exit_descriptor(guard_process)
             self._ours = ours.pop_all()
         self._pid: int | None = None
-        self._has_ended = False
-        self._report: GuardReport | None = None
         self._killed_at = 0.0
         pipes = (self.messages, self.reports, self.file_parts, self.stacks)
         os.set_blocking(self._report_pipe, False)
         for descriptor in (self.stdout, self.stderr, *pipes):
             os.set_blocking(descriptor, False)
-            _enlarge(descriptor)
+            # So that the worker need not wait while this process is scheduled out.
+            enlarge_pipe(descriptor, PIPE_BYTES)
 
     def _open(self, job: WorkerJob, ours: ExitStack, theirs: ExitStack) -> list[int]:
         """Open the files and pipes; returns the worker's ends, as worker.main expects them."""
@@ -179,21 +176,19 @@ class WorkerProcess:
         code = self._process.poll()
         if code is None:
             return None
-        report = self._read_report()
-        return code if report is None else report.exit_code
+        return code if self._report is None else self._report.exit_code
 
-    def _read_report(self) -> GuardReport | None:
-        """Return the report of a guard that has ended; None if it was killed before it sent one."""
-        if not self._has_ended:
-            self._has_ended = True
-            with suppress(BlockingIOError):
-                if data := os.read(self._report_pipe, 1 << 16):
-                    self._report = GuardReport.decode(data)
-        return self._report
+    @cached_property
+    def _report(self) -> GuardReport | None:
+        """The report of a guard that has ended; None if it was killed before it sent one."""
+        with suppress(BlockingIOError):
+            if data := os.read(self._report_pipe, 1 << 16):
+                return GuardReport.decode(data)
+        return None
 
     @property
     def left_behind(self) -> str:
-        """Which processes SIGKILL has not ended, and why that may be; empty if all have ended."""
+        """At the end, which processes SIGKILL has not ended, and why that may be; or empty."""
         if self._report is None or not self._report.left:
             return ""
         found = ", ".join(map(_describe_process, self._report.left))
@@ -272,14 +267,13 @@ class WorkerProcess:
         self._pid = self.pid  # while the pipe is open
         # A guard that was killed has killed nobody. In any other case the worker's process id may
         # belong to another process by now.
-        if self._read_report() is None and self._pid != self.guard:
+        if self._report is None and self._pid != self.guard:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._pid, signal.SIGKILL)
         self._ours.close()
 
 
 def _describe_process(pid: int) -> str:
-    """A process's id, with its name and state while it exists."""
     with suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
         before, _, after = file.read().rpartition(b")")
         name = before.partition(b"(")[2].decode(errors="replace")
@@ -294,7 +288,7 @@ def _exit_descriptor(process: subprocess.Popen[bytes] | ForkedGuard) -> int | No
     try:
         return os.pidfd_open(process.pid)
     except (AttributeError, OSError):
-        return None  # not Linux, or a kernel before 5.3
+        return None  # a kernel before 5.3
 
 
 def _pipe(readers: ExitStack, writers: ExitStack) -> tuple[int, int]:
@@ -316,16 +310,6 @@ def _write_job(stack: ExitStack, job: WorkerJob) -> IO[bytes]:
             f"{write_problem(error, folder)}. Free space there, or set TMPDIR to another folder."
         ) from error
     return file
-
-
-def _enlarge(descriptor: int) -> None:
-    """Enlarge a pipe, so that the worker need not wait while this process is scheduled out."""
-    try:
-        import fcntl
-
-        fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-    except (ImportError, AttributeError, OSError):
-        return  # not Linux, or the user's limit for pipes is reached
 
 
 def describe_exit(code: int) -> str:

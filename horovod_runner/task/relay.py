@@ -50,14 +50,9 @@ _ACTIVITY_SECONDS = 5.0  # between two measurements of the worker's activity
 
 
 class Relay:
-    """Reads a worker's pipes, sends their content to the driver, and ends the worker when ordered.
+    """Sends what a worker writes to the driver, and ends the worker when ordered.
 
-    Args:
-        job: what the ranks of the run execute.
-        assignment: the rank's slot.
-        link: the task's end of the message channel.
-        worker: the worker process.
-        echo: called with each line that the rank prints, prefixed with the rank; None echoes none.
+    ``echo`` gets each line that the rank prints, prefixed with the rank; None echoes none.
     """
 
     def __init__(
@@ -161,13 +156,11 @@ class Relay:
         )
 
     def _wait_for_room(self) -> list[FromDriver]:
-        """Try again to spool; returns the driver's orders."""
         orders = self._link.wait(_POLL_MS / 1000)
         self._spool()
         return orders
 
     def _forward_ready(self) -> list[FromDriver]:
-        """Wait for anything to happen, and forward what is there; returns the driver's orders."""
         self._poller.modify(self._link.socket, self._link.wanted)
         self._pause_file_parts(self._link.waiting >= _MAX_WAITING_FILE_PARTS)
         ready = dict(self._poller.poll(self._poll_timeout()))
@@ -226,7 +219,6 @@ class Relay:
         self._kill_at = now + self._limits.worker_end
 
     def _poll_timeout(self) -> int:
-        """How long to wait for something to happen, in milliseconds."""
         has_deadline = self._end_at is not None or self._stacks_until is not None
         soon = has_deadline or self._link.disconnected or self._worker.exit_descriptor is None
         longest = _POLL_MS if soon else _BEAT_MS
@@ -320,7 +312,6 @@ class Relay:
             left -= count
 
     def _leave(self, descriptor: int) -> None:
-        """Stop reading a pipe."""
         self._open.discard(descriptor)
         if descriptor == self._worker.reports:
             self._reports_at = None
@@ -328,7 +319,6 @@ class Relay:
             self._poller.unregister(descriptor)
 
     def _forward(self, pipe: int, data: bytes) -> None:
-        """Queue the complete messages of a pipe."""
         try:
             batch = self._frames[pipe].feed(data)
         except ValueError as error:
@@ -385,7 +375,6 @@ class Relay:
             self._unspooled.popleft()
 
     def _spool_all(self) -> None:
-        """Wait until all is spooled, or the driver is lost."""
         while self._unspooled and not self._link.lost:
             self._link.wait(_POLL_MS / 1000)
             self._spool()

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from horovod_runner.common.threads import start_thread
 from horovod_runner.errors import DataError, HorovodRunnerError, LaunchError
 from horovod_runner.host import control_groups, gpus, software
 from horovod_runner.host.scratch import (
@@ -55,8 +56,6 @@ class TaskSetup:
     """What the launcher passes to one task, beside the job.
 
     Attributes:
-        task: the task's number, 0 to size - 1.
-        path: the worker's ``sys.path``.
         user_environment: the variables that count as set by the user.
         task_gpus: the GPUs that Spark gave this task.
         directory: the worker's working directory; None for this process's.
@@ -92,11 +91,6 @@ def run_rank(job: Job, address: ChannelAddress, setup: TaskSetup) -> Outcome:
 
     Whatever the rank itself does is in the outcome; it is never raised.
 
-    Args:
-        job: what to run.
-        address: the driver's channel.
-        setup: where this task runs.
-
     Raises:
         LaunchError: the driver cannot be reached, and the tasks could not meet without it.
     """
@@ -110,11 +104,6 @@ def run_rank(job: Job, address: ChannelAddress, setup: TaskSetup) -> Outcome:
 
 
 def _run_with(job: Job, address: ChannelAddress, setup: TaskSetup, stack: ExitStack) -> Outcome:
-    """Run one rank with the driver, or its stand-in, at an address.
-
-    Raises:
-        DetachError: the tasks must switch to detached mode.
-    """
     link = Link(address, setup.task, job.limits)
     try:
         # Before Hello: the driver starts all ranks once all tasks have said Hello, so a task that
@@ -167,10 +156,6 @@ class _RankTask:
     """The steps of one rank: meet, fetch, run the worker.
 
     Attributes:
-        job: what to run.
-        address: of the channel that ``link`` is connected to.
-        setup: where this task runs.
-        link: this task's end of the channel.
         folder: the run's scratch folder on this host; None where the job needs none.
     """
 
@@ -195,10 +180,9 @@ class _RankTask:
             pieces = setup.receive_rows(self.folder)
         interface = setup.user_environment.get("HOROVOD_GLOO_IFACE", "")
         offer = meeting.make_offer(job, self.address, setup.task, setup.task_gpus, interface)
-        with meeting.meeting_points(job, setup.task, offer.address) as points:
+        with meeting.meeting_points(job, setup.task, offer.address) as (rendezvous, port):
             versions = software.installed(setup.path)
-            hello = messages.Hello(offer, points.rendezvous, points.master_port, versions, pieces)
-            link.put(hello)
+            link.put(messages.Hello(offer, rendezvous, port, versions, pieces))
             assignment = meeting.await_assignment(link, self.address, job.limits.driver_answer)
             rank = assignment.slot.rank
             with ExitStack() as stack:
@@ -216,7 +200,6 @@ class _RankTask:
     def _run_worker(
         self, assignment: Assignment, checkpoints: CheckpointPlan, temporary: Path | None
     ) -> Outcome:
-        """Start the worker process, forward all that it writes, and return how it ended."""
         job, setup, slot = self.job, self.setup, assignment.slot
         timeline, trace = None, ""  # the start of the paths of the traces of its framework
         if self.folder is not None:
@@ -250,7 +233,6 @@ class _RankTask:
     def _worker_job(
         self, assignment: Assignment, checkpoints: CheckpointPlan, trace: str
     ) -> WorkerJob:
-        """What the worker process reads from its job file."""
         job, slot = self.job, assignment.slot
         return WorkerJob(
             rank=slot.rank,
@@ -278,7 +260,6 @@ class _RankTask:
     def _worker_variables(
         self, assignment: Assignment, timeline: Path | None, temporary: Path | None
     ) -> dict[str, str]:
-        """The worker's environment variables, beside those that it inherits."""
         job, slot = self.job, assignment.slot
         variables = rank_environment.worker_variables(
             slot,
@@ -321,8 +302,7 @@ def _restart_prepared(worker: WorkerProcess, commits: str) -> Iterator[None]:
                 server.keep(json.loads(path.read_text()))
                 return
 
-    thread = threading.Thread(target=prepare, name="horovod_runner-restart", daemon=True)
-    thread.start()
+    thread = start_thread("restart", prepare)
     try:
         yield
     finally:
@@ -339,12 +319,8 @@ def _gpu_variables(job: Job, assignment: Assignment) -> dict[str, str]:
 def _drain(link: Link, task: int, patience: float) -> int:
     """Wait until the driver has taken all messages; returns the number of batches it has not.
 
-    On a full disk some may be lost: the outcome never is.
-
-    Args:
-        link: the task's end of the channel.
-        task: the task's number.
-        patience: for so many seconds the driver may take none.
+    It may take none for ``patience`` seconds. On a full disk some may be lost: the outcome never
+    is.
     """
     dropped, expected = link.dropped, link.sent + link.waiting
     if not link.put_patiently(messages.Ended(task, expected), patience):

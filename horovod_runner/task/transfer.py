@@ -21,19 +21,11 @@ _MAX_WAITING = 4  # pieces that the driver has not taken yet: they stay in memor
 def fetch_checkpoint(
     plan: CheckpointPlan, link: Link, folder: Path, patience: float
 ) -> CheckpointPlan:
-    """Make the checkpoint that rank 0 resumes from readable on this host.
+    """Make the checkpoint that rank 0 resumes from readable on this host; returns the new plan.
 
-    It is copied from the driver only where this host does not see the checkpoint folder. Each
-    checkpoint that is skipped is reported to the user.
-
-    Args:
-        plan: where checkpoints are, and which ones to resume from, the latest first.
-        link: this task's end of the message channel.
-        folder: the run's scratch folder on this host.
-        patience: seconds within which the driver sends a piece of a checkpoint.
-
-    Returns:
-        The plan, with the path of the copy if there is one.
+    It is copied from the driver only where this host does not see the checkpoint folder, and into
+    the run's scratch folder. The driver sends a piece within ``patience`` seconds. Each checkpoint
+    that is skipped is reported to the user.
 
     Raises:
         CheckpointError: the driver has no complete checkpoint, or does not answer; or the latest
@@ -103,10 +95,8 @@ def _await_piece(link: Link, name: str, offset: int, patience: float) -> message
 def send_timeline(path: Path, link: Link, patience: float) -> None:
     """Send Horovod's timeline to the driver, also after the worker was killed.
 
-    Args:
-        path: the file that Horovod wrote; it does not exist if ``main`` never called hvd.init().
-        link: this task's end of the message channel.
-        patience: the driver may take nothing for so many seconds; then the rest is left out.
+    It does not exist if ``main`` never called hvd.init(). If the driver takes nothing for
+    ``patience`` seconds, the rest is left out.
     """
     try:
         _send_file(path, 0, "timeline", link, patience)
@@ -118,14 +108,7 @@ def send_timeline(path: Path, link: Link, patience: float) -> None:
 
 
 def send_trace(path: str, rank: int, link: Link, patience: float) -> None:
-    """Send a rank's trace to the driver, if there is one.
-
-    Args:
-        path: the start of the file's path, see profiling.framework_profiler.
-        rank: the rank's number.
-        link: this task's end of the message channel.
-        patience: as in :func:`send_timeline`.
-    """
+    """Send a rank's trace to the driver, if there is one; the path is that of its WorkerJob."""
     for name in messages.TRACE_NAMES:
         file = Path(f"{path}.{name}")
         try:

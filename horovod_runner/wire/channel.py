@@ -28,6 +28,7 @@ import zmq
 
 from horovod_runner.common.limits import DEFAULTS, Limits
 from horovod_runner.common.text import count_text
+from horovod_runner.common.threads import start_thread
 from horovod_runner.errors import ChannelError
 from horovod_runner.wire import messages
 from horovod_runner.wire.addresses import ChannelAddress
@@ -57,14 +58,11 @@ class Channel:
     """The driver's end.
 
     Args:
-        host: the IPv4 address or name by which the ranks reach this machine. If it is an address
-            of this machine that others can reach, the channel listens on it only, otherwise on all
+        host: the IPv4 address or name by which the ranks reach this machine. If it is an address of
+            this machine that others can reach, the channel listens on it only, otherwise on all
             addresses.
-        size: the number of ranks; bounds how many batches of each rank are queued.
-        limits: say when a connection counts as broken.
 
     Attributes:
-        address: for the ranks.
         refused: failed handshakes: missing or wrong keys.
         dropped: batches with the right keys that were not valid messages or came from no task of
             the run. The caller adds the messages that it drops.
@@ -83,7 +81,7 @@ class Channel:
         self.dropped = 0
         self.broken = 0
         self._limits = limits
-        self._received = dict.fromkeys(range(size), 0)
+        self.received = dict.fromkeys(range(size), 0)
         self._tasks = {routing_id(task): task for task in range(size)}
         server_public, server_secret = zmq.curve_keypair()
         client_public, client_secret = zmq.curve_keypair()
@@ -104,10 +102,7 @@ class Channel:
         )
         # In a separate thread: all of ZeroMQ stalls when these events are not read, and the
         # receiving thread may be busy with a slow terminal.
-        self._counter = threading.Thread(
-            target=self._count_events, name="horovod_runner-events", daemon=True
-        )
-        self._counter.start()
+        self._counter = start_thread("events", self._count_events)
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
@@ -164,12 +159,8 @@ class Channel:
             except (KeyError, ValueError, msgspec.MsgspecError):
                 self.dropped += 1
                 continue
-            self._received[task] += 1
+            self.received[task] += 1
             yield task, decoded
-
-    def received(self, task: int) -> int:
-        """How many batches a task has sent."""
-        return self._received[task]
 
     def _count_events(self) -> None:
         seen = Counter[int]()
@@ -216,13 +207,9 @@ class Channel:
 
 
 def make_room(size: int, files: int) -> None:
-    """Raise this process's limit of open files, as far as the hard limit allows.
+    """Raise this process's limit of open files for ``size`` ranks, as far as the hard limit allows.
 
     ZeroMQ ends the process if it can open no more files, so that is prevented.
-
-    Args:
-        size: the number of ranks.
-        files: how many files are opened for them.
 
     Raises:
         ChannelError: the hard limit is too low.
@@ -245,7 +232,6 @@ def make_room(size: int, files: int) -> None:
 
 
 def _open_files(limit: int) -> int:
-    """How many files this process has open."""
     try:
         return len(os.listdir("/dev/fd"))
     except OSError as error:  # EMFILE: none is left for this look
@@ -253,11 +239,6 @@ def _open_files(limit: int) -> int:
 
 
 def _ipv4(host: str) -> str:
-    """The IPv4 address of a host.
-
-    Raises:
-        ChannelError: this machine knows none.
-    """
     try:
         return socket.gethostbyname(host)
     except OSError as error:

@@ -5,38 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 Library = Literal["horovod.torch", "horovod.tensorflow", "torch"]
 Totals = npt.NDArray[np.float64]
-
-
-class SmallCollectives(Protocol):
-    """All ranks make the same calls in the same order."""
-
-    def broadcast(self, data: bytes, count: int, root: int = 0, name: str = "checkpoint") -> bytes:
-        """Broadcast bytes from a rank.
-
-        Args:
-            data: the bytes; read on rank ``root`` only.
-            count: the number of bytes, the same on all ranks.
-            root: the sending rank.
-            name: shown where a rank waits for the others for ever.
-        """
-
-    def gather(self, numbers: Sequence[int], name: str = "commits") -> list[list[int]]:
-        """The numbers of all ranks, in the order of the ranks; equally many on each.
-
-        Args:
-            numbers: this rank's.
-            name: shown where a rank waits for the others for ever.
-        """
-
-    def add(self, totals: Totals) -> Totals:
-        """The sums over all ranks of arrays of float64 of the same length."""
 
 
 def connected_library() -> tuple[Library, Any] | None:
@@ -59,10 +34,7 @@ def connected_library() -> tuple[Library, Any] | None:
 def connected(
     what: str = "load_checkpoint broadcasts from a rank to the others",
 ) -> SmallCollectives:
-    """The collectives of the library that ``main`` has initialized.
-
-    Args:
-        what: what needs them, for the error.
+    """The collectives of the library that ``main`` has initialized; ``what`` needs them.
 
     Raises:
         RuntimeError: the ranks are not connected yet.
@@ -78,11 +50,12 @@ def connected(
 
 
 @dataclass(frozen=True)
-class _OfArrays:
-    """Small collectives made of a library's, which take and return NumPy arrays here.
+class SmallCollectives:
+    """A library's collectives for little data. All ranks make the same calls in the same order.
+
+    Each has a name, which is shown where a rank waits for the others for ever.
 
     Attributes:
-        place: of this rank: its rank, and the number of ranks.
         broadcast_array: returns the array of a rank; gets that rank and a name, too.
         sum_arrays: returns the sum of the arrays of all ranks; gets a name, too.
     """
@@ -92,10 +65,12 @@ class _OfArrays:
     sum_arrays: Callable[[Any, str], Any]
 
     def broadcast(self, data: bytes, count: int, root: int = 0, name: str = "checkpoint") -> bytes:
+        """Broadcast ``count`` bytes from the rank ``root``, which alone has the data."""
         array = np.frombuffer(bytearray(data) if data else bytearray(count), np.uint8)
         return bytes(self.broadcast_array(array, root, f"horovod_runner.{name}").tobytes())
 
     def gather(self, numbers: Sequence[int], name: str = "commits") -> list[list[int]]:
+        """The numbers of all ranks, in the order of the ranks; equally many on each."""
         # A sum with the rows of the others left zero: Horovod answers it from its cache of
         # responses, which it does not for an allgather.
         rank, size = self.place
@@ -104,34 +79,35 @@ class _OfArrays:
         return self.sum_arrays(rows, f"horovod_runner.{name}").tolist()  # type: ignore[no-any-return]
 
     def add(self, totals: Totals) -> Totals:
+        """The sums over all ranks of arrays of float64 of the same length."""
         return np.asarray(self.sum_arrays(totals, "horovod_runner.evaluate"))
 
 
-def _of_horovod_torch(hvd: Any) -> _OfArrays:
+def _of_horovod_torch(hvd: Any) -> SmallCollectives:
     from torch import from_numpy
 
-    return _OfArrays(
+    return SmallCollectives(
         (hvd.rank(), hvd.size()),
         lambda array, root, name: hvd.broadcast_(from_numpy(array), root, name=name).numpy(),
         lambda array, name: hvd.allreduce_(from_numpy(array), op=hvd.Sum, name=name).numpy(),
     )
 
 
-def _of_horovod_tensorflow(hvd: Any) -> _OfArrays:
+def _of_horovod_tensorflow(hvd: Any) -> SmallCollectives:
     import tensorflow
 
     def on_cpu(collective: Callable[..., Any], array: Any, **options: Any) -> Any:
         with tensorflow.device("/cpu:0"):
             return collective(tensorflow.constant(array), **options).numpy()
 
-    return _OfArrays(
+    return SmallCollectives(
         (hvd.rank(), hvd.size()),
         lambda array, root, name: on_cpu(hvd.broadcast, array, root_rank=root, name=name),
         lambda array, name: on_cpu(hvd.allreduce, array, op=hvd.Sum, name=name),
     )
 
 
-def _of_torch(torch: Any) -> _OfArrays:
+def _of_torch(torch: Any) -> SmallCollectives:
     distributed = torch.distributed
     device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
 
@@ -145,7 +121,7 @@ def _of_torch(torch: Any) -> _OfArrays:
         distributed.all_reduce(summed)
         return summed.cpu().numpy()
 
-    return _OfArrays((distributed.get_rank(), distributed.get_world_size()), broadcast, add)
+    return SmallCollectives((distributed.get_rank(), distributed.get_world_size()), broadcast, add)
 
 
 _MAKERS: Final[Mapping[Library, Callable[[Any], SmallCollectives]]] = {

@@ -135,11 +135,7 @@ class Notice(Event, frozen=True):
 
 
 class CheckpointKept(Event, frozen=True):
-    """A checkpoint is complete.
-
-    Attributes:
-        folder: that it is in.
-    """
+    """A checkpoint is complete."""
 
     folder: str
     marker: Marker
@@ -167,12 +163,7 @@ class TraceWritten(Event, frozen=True):
 
 
 class AttemptFailed(Event, frozen=True):
-    """An attempt has failed.
-
-    Attributes:
-        error: in one line.
-        details: the whole error.
-    """
+    """An attempt has failed: the error in one line, and the whole of it."""
 
     error: str
     details: str

@@ -36,27 +36,17 @@ _A_WEEK: Final = 604_800.0  # seconds
 class Job:
     """One launch of a run, as every task receives it.
 
+    Attributes without a line here are those of :class:`~horovod_runner.wire.job_file.WorkerJob`,
+    with the driver's values.
+
     Attributes:
         run_id: the run's id in messages and in Spark's UI.
-        size: the number of ranks.
         options: the user's, without the objects that exist only on the driver.
-        main: the pickled function and its keyword arguments.
         environment: the user's variables for the workers; they take precedence over our defaults.
-        path: the driver's ``sys.path``.
-        argv: the driver's ``sys.argv``, for functions that read flags.
-        directory: the driver's working directory.
         host: the id of the driver's host, see host/network.py.
-        logs, warning_filters: see :class:`~horovod_runner.wire.job_file.WorkerJob`.
         controller: the library that coordinates CPU collectives, from the option or from the user's
             variables.
         software: versions of packages on the driver.
-        data: the pickled readers of the datasets; empty if there are none.
-        attempt: 1-based number of this launch within the run.
-        checkpoints: where checkpoints go, and which ones to resume from.
-        replacements: see :class:`~horovod_runner.wire.job_file.WorkerJob`.
-        import_hooks: see there.
-        all_values: whether every rank's value is returned, not rank 0's alone.
-        sources: see :class:`~horovod_runner.wire.job_file.WorkerJob`.
         mlflow_run: the driver's MLflow run, with its credentials; None without one.
         call: how the driver may call a stand-in; None: it cannot.
     """
@@ -117,7 +107,6 @@ class Record(msgspec.Struct, frozen=True):
     """A run in detached mode, as the stand-in (driver/detached/stand_in.py) recorded it.
 
     Attributes:
-        slots: where the ranks were placed; empty if they could not be.
         kept: events for the driver to replay, in order, without those in the journal's files.
         cut: characters dropped from the start of the output, which was too long to keep.
         problem: the pickled error that ended the run; empty without one.
@@ -143,12 +132,10 @@ class Outcome(msgspec.Struct, frozen=True):
         exit_code: the worker's, negative for a signal; None if no worker was started. If the worker
             was killed while it exited, the code that it meant to exit with.
         worker: the worker's report; None if it died without one.
-        tail: the last lines that the rank printed.
         problem: why no worker was started, or why the task ended it; empty otherwise.
         in_data: whether the problem is in the data that came with the task.
         stopped: the driver ordered the task to end the worker, so its error is not the cause.
         lost: how many batches of messages the driver did not receive.
-        record: of a run in detached mode, from task 0 only.
         memory: what the rank's processes had in memory, and what was left, shortly before the
             worker ended; None if it lived for less than a moment.
     """

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from horovod_runner.common.descriptors import write_all
 from horovod_runner.common.limits import Limits
 from horovod_runner.common.options import CheckpointConfig, Options
 from horovod_runner.wire.marker import Marker
@@ -21,7 +20,7 @@ from horovod_runner.wire.marker import Marker
 if TYPE_CHECKING:
     from horovod_runner.wire.log_settings import LogSettings
 
-# The socket over which a worker's MPICH sends its PMI requests (host/pmi.py).
+# The socket over which a worker's MPICH sends its PMI requests (worker/startup/pmi.py).
 PMI_VARIABLE: Final = "PMI_FD"
 # The files that a worker's guard removes after the worker's end.
 LEFT_VARIABLE: Final = "HOROVOD_RUNNER_LEFT"
@@ -37,11 +36,8 @@ class CheckpointPlan(NamedTuple):
     """Where a run's checkpoints go, and which ones it resumes from.
 
     Attributes:
-        folder: the path or URL.
         token: the run's id; also names the probe file that shows a host that it sees the folder.
-        attempt: 1-based number of this launch within the run.
         next_number: the sequence number of the next checkpoint in the folder.
-        config: which checkpoints to keep.
         lineage: whether retention also covers the checkpoints that earlier runs left in the folder.
         owned: whether the run may save only as long as it owns the folder, see checkpoints.owner.
         resume: the checkpoints to resume from, the latest first; empty for a new training.
@@ -67,7 +63,6 @@ class MLflowRun(NamedTuple):
     """The MLflow run of the driver, which rank 0 joins with what it logs to MLflow by itself.
 
     Attributes:
-        run_id, experiment_id: MLflow's.
         tracking_uri: where it is stored; empty on ranks other than 0.
         variables: MLflow's settings and credentials, as environment variables; empty there, too.
     """
@@ -118,12 +113,7 @@ class WorkerJob(NamedTuple):
     """The job of one worker, read from its job file.
 
     Attributes:
-        rank, size: Horovod's.
-        options: the user's.
         main: the pickled function and its keyword arguments, see run/pickling.py.
-        path: the worker's ``sys.path``.
-        argv: the worker's ``sys.argv``.
-        logs: how its logging is set up; None for Python's defaults.
         warning_filters: see worker/interpreter/warning_filters.py.
         data: the pickled readers of its datasets; empty if there are none.
         pieces: see messages.Assignment.
@@ -134,7 +124,6 @@ class WorkerJob(NamedTuple):
         all_values: whether every rank's value is returned, not rank 0's alone.
         sources: source code that is in no file (cells of a notebook), by its name in tracebacks.
         trace: the start of the path of the trace of its framework's profiler; empty for none.
-        local_rank: Horovod's.
         commits: the folder for commits, in this host's memory; empty unless the run is elastic.
         mlflow_run: the driver's MLflow run; None without one.
     """
@@ -175,8 +164,6 @@ class WorkerOutcome(NamedTuple):
     """How ``main`` ended on one rank, written to its outcome file.
 
     Attributes:
-        ok: ``main`` returned.
-        exit_code: the code that the worker will exit with.
         value: rank 0's pickled return value, or the pickled exception; may be empty.
         error_type: the exception's qualified type.
         traceback: the formatted traceback, without this package's stack frames.
@@ -199,11 +186,7 @@ class Preparation(NamedTuple):
 
     Attributes:
         owner: the process id of the session; the server ends with it.
-        path: its ``sys.path``.
-        modules: the modules to import.
         parent, name: the folder of its socket.
-        limits: of the run that starts it.
-        import_hooks: see :class:`WorkerJob`.
     """
 
     owner: int
@@ -219,8 +202,6 @@ class Forking(NamedTuple):
     """What a worker that is forked from a fork server replaces in itself.
 
     Attributes:
-        environment: all variables.
-        directory: the working directory.
         patience: see :func:`horovod_runner.worker.guard.fork`.
     """
 
@@ -230,22 +211,12 @@ class Forking(NamedTuple):
 
 
 def leave_file(commits: str, attempt: int) -> str:
-    """The path of the file that tells the ranks of a host to leave at their next commit.
-
-    Args:
-        commits: the host's folder for commits.
-        attempt: of the ranks.
-    """
+    """The path of the file that tells the ranks of a host to leave at their next commit."""
     return os.path.join(commits, f"leave-{attempt}")
 
 
 def remove_leave_files(commits: str, attempt: int) -> None:
-    """Remove the files of :func:`leave_file` of earlier attempts.
-
-    Args:
-        commits: the host's folder for commits.
-        attempt: that of the ranks from now on.
-    """
+    """Remove the files of :func:`leave_file` of attempts before this one."""
     for name in os.listdir(commits):
         before, _, number = name.partition("leave-")
         if not before and number.isdecimal() and int(number) < attempt:
@@ -254,22 +225,15 @@ def remove_leave_files(commits: str, attempt: int) -> None:
 
 
 def imported_file(commits: str) -> str:
-    """The path of the file that lists, as JSON, the frameworks that the ranks of a host imported.
-
-    Args:
-        commits: the host's folder for commits.
-    """
+    """The path of the file that lists, as JSON, the frameworks that ranks of a host imported."""
     return os.path.join(commits, "imported")
 
 
 def command(module: str, *arguments: str, directory: str | None = None) -> list[str]:
-    """The command line that starts one of our modules.
+    """The command line that starts one of our modules in a directory; None for this process's.
 
-    Args:
-        module: its name.
-        arguments: of the module.
-        directory: the process's working directory; None for this process's. Python's ``-P`` keeps
-            files there from hiding libraries, unless this package itself is imported from there.
+    Python's ``-P`` keeps files there from hiding libraries, unless this package itself is imported
+    from there.
     """
     home = os.path.abspath(f"{os.path.realpath(__file__)}/../../..")
     safe = os.path.realpath(directory or ".") != home
@@ -277,24 +241,9 @@ def command(module: str, *arguments: str, directory: str | None = None) -> list[
 
 
 def write(descriptor: int, content: WorkerJob | WorkerOutcome | Preparation | Forking) -> None:
-    """Pickle ``content`` into a file.
-
-    Raises:
-        OSError: the disk is full.
-    """
-    pickle.dump(content, _Output(descriptor), pickle.HIGHEST_PROTOCOL)
-
-
-class _Output:
-    """Where pickle writes: large values without another copy of them in memory."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    def write(self, data: bytes | memoryview) -> int:
-        """Write all of the data."""
-        write_all(self._descriptor, data)
-        return len(data)
+    """Pickle ``content`` into a file. Raises an OSError if the disk is full."""
+    with open(descriptor, "wb", closefd=False) as file:
+        pickle.dump(content, file, pickle.HIGHEST_PROTOCOL)
 
 
 def read(descriptor: int) -> Any:

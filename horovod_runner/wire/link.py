@@ -31,14 +31,10 @@ _ALIVE = messages.Alive()
 class Link:
     """A rank's end, in the task process that supervises the rank's worker.
 
-    Args:
-        address: the driver's.
-        task: the number of the task, which identifies this end.
-        limits: say when the driver is lost.
-
     Attributes:
         sent: how many batches ZeroMQ has accepted.
         dropped: how many batches were discarded because they could not be queued.
+        socket: to poll for :attr:`wanted`.
         monitor: a socket to poll; readable when the connection has changed.
     """
 
@@ -48,31 +44,26 @@ class Link:
         self._reached = False
         self._spool = Spool()
         self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.routing_id = routing_id(task)
-        self._socket.curve_serverkey = address.server_key
-        self._socket.curve_publickey = address.client_public_key
-        self._socket.curve_secretkey = address.client_secret_key
-        self._socket.sndhwm = 16
-        self._socket.linger = 0
-        self._socket.reconnect_ivl = 100  # ms
-        set_heartbeat(self._socket, limits)
+        self.socket = self._context.socket(zmq.DEALER)
+        self.socket.routing_id = routing_id(task)
+        self.socket.curve_serverkey = address.server_key
+        self.socket.curve_publickey = address.client_public_key
+        self.socket.curve_secretkey = address.client_secret_key
+        self.socket.sndhwm = 16
+        self.socket.linger = 0
+        self.socket.reconnect_ivl = 100  # ms
+        set_heartbeat(self.socket, limits)
         self._lost_at: float | None = None
         self._beat_at = 0.0
-        self.monitor = self._socket.get_monitor_socket(
+        self.monitor = self.socket.get_monitor_socket(
             zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
         )
-        self._socket.connect(f"tcp://{address.host}:{address.port}")
-
-    @property
-    def socket(self) -> zmq.Socket[bytes]:
-        """The socket to poll for :attr:`wanted`."""
-        return self._socket
+        self.socket.connect(f"tcp://{address.host}:{address.port}")
 
     @property
     def wanted(self) -> int:
         """The events to poll for: input always, output while batches wait."""
-        return zmq.POLLIN | (zmq.POLLOUT if len(self._spool) else 0)
+        return zmq.POLLIN | (zmq.POLLOUT if self.waiting else 0)
 
     @property
     def waiting(self) -> int:
@@ -121,11 +112,7 @@ class Link:
         self._lost_at = -math.inf
 
     def put(self, message: Message) -> None:
-        """Queue a message.
-
-        Raises:
-            OSError: the disk is full.
-        """
+        """Queue a message. Raises an OSError if the disk is full."""
         self.put_batch(frame(messages.encode(message)))
 
     def put_batch(self, batch: bytes) -> None:
@@ -135,14 +122,8 @@ class Link:
     def put_patiently(self, message: Message, patience: float) -> bool:
         """Queue a message; on a full disk wait until the driver has taken others.
 
-        The driver's messages that arrive meanwhile are dropped.
-
-        Args:
-            message: the message.
-            patience: the driver may take nothing for so many seconds; then the message is dropped.
-
-        Returns:
-            Whether the message is queued.
+        The driver's messages that arrive meanwhile are dropped. If the driver takes nothing for
+        ``patience`` seconds the message is dropped, and this returns False.
         """
         sent, deadline = self.sent, time.monotonic() + patience
         while True:
@@ -159,11 +140,11 @@ class Link:
 
     def flush(self) -> None:
         """Send what ZeroMQ accepts without blocking."""
-        while len(self._spool) and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:
+        while len(self._spool) and int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:
             batch = self._spool.get()
             parts = [batch[at : at + PART_BYTES] for at in range(0, len(batch), PART_BYTES)]
             # This cannot block: POLLOUT was set, and no other thread sends.
-            self._socket.send_multipart(parts)
+            self.socket.send_multipart(parts)
             self.sent += 1
 
     def receive(self) -> list[FromDriver]:
@@ -171,7 +152,7 @@ class Link:
         received: list[FromDriver] = []
         while True:
             try:
-                batch = self._socket.recv(zmq.NOBLOCK)
+                batch = self.socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return received
             with suppress(ValueError, msgspec.MsgspecError):
@@ -181,7 +162,7 @@ class Link:
         """Send what waits and return the driver's messages, after at most ``timeout`` seconds."""
         self.beat()
         self.flush()
-        self._socket.poll(round(timeout * 1000), self.wanted)
+        self.socket.poll(round(timeout * 1000), self.wanted)
         self.observe()
         self.flush()
         return self.receive()
@@ -189,8 +170,8 @@ class Link:
     def close(self) -> None:
         """Close the socket and drop what still waits. May be called twice."""
         self._spool.close()
-        if not self._socket.closed:
-            self._socket.disable_monitor()
+        if not self.socket.closed:
+            self.socket.disable_monitor()
             self.monitor.close(linger=0)
-            self._socket.close(linger=0)
+            self.socket.close(linger=0)
             self._context.term()

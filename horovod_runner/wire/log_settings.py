@@ -12,7 +12,6 @@ class LogHandler(NamedTuple):
     """A handler that prints.
 
     Attributes:
-        stream: what it prints to.
         level: the least level that it prints.
         text, dates, style: the arguments of ``logging.Formatter``; None for its defaults.
     """
@@ -29,8 +28,6 @@ class LoggerSettings(NamedTuple):
 
     Attributes:
         name: empty for the root.
-        level, propagate, disabled: its attributes of these names.
-        handlers: those that print.
     """
 
     name: str

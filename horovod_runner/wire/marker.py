@@ -47,8 +47,6 @@ class Marker(msgspec.Struct, frozen=True, omit_defaults=True):
         kind: the file's format, see :mod:`horovod_runner.checkpoints.formats`.
         size: of the file, in bytes; of all files of a sharded one.
         sha256: of the file, in hexadecimal; of a sharded one, of its metadata.
-        run_id: the run that wrote it.
-        attempt: 1-based number of the launch within that run.
         saved_at: seconds since the Unix epoch, by the clock of the host that wrote it.
         metrics: as given to ``save_checkpoint``.
     """

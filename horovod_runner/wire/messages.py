@@ -2,11 +2,7 @@
 
 On the wire a message is MessagePack, with the name of its type first. Nothing is unpickled here.
 What a rank tells its user is in `events`, what it measures of itself in `measurements`, and what a
-pool of tasks says in `pool`.
-
-    rank to driver: Hello, Started, Unshown, RankEvent, Waits, MemoryShort, FilePart, Fetch,
-                    Weights, Note, Fence, Lookup, Alive, Stalled, Stacks, Failed, Ended
-    driver to rank: Welcome, Detach, Assignment, Fetched, Fenced, MpiValues, ShowStacks, Stop, Taken
+pool of tasks says in `pool`. `FromRank` and `FromDriver` list who sends what.
 """
 
 from __future__ import annotations

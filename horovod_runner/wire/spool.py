@@ -55,11 +55,7 @@ class Spool:
             self._memory_bytes += len(item)
 
     def get(self) -> bytes:
-        """Remove and return the oldest item.
-
-        Raises:
-            IndexError: the queue is empty.
-        """
+        """Remove and return the oldest item, or raise an IndexError."""
         if not self._memory and self._on_disk:
             self._refill()
         item = self._memory.popleft()

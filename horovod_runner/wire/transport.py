@@ -31,11 +31,8 @@ def guarded_socket(
 ) -> tuple[zmq.Socket[bytes], Any]:
     """A server's socket, and the authenticator that lets clients in; stop it at the end.
 
-    Args:
-        context: of both.
-        kind: of socket.
-        keys: the server's: public and secret.
-        admits: says whose public keys are let in, as :class:`OneKey`.
+    The keys are the server's, public and secret. ``admits`` says whose keys are let in, as
+    :class:`OneKey`.
     """
     from zmq.auth.thread import ThreadAuthenticator  # late: it loads asyncio, which takes long
 

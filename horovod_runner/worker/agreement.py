@@ -127,11 +127,7 @@ def _unpacked(number: int) -> float:
 
 
 def _same_call(ranks: SmallCollectives, asked: str, sent: Sequence[int]) -> list[list[int]]:
-    """The numbers of all ranks, which must make the same call.
-
-    Raises:
-        RuntimeError: on all ranks: they make different ones.
-    """
+    """The numbers of all ranks, which must make the same call."""
     numbers, texts = exchange(ranks, asked, asked, sent)
     if not texts:
         return numbers
@@ -155,8 +151,7 @@ def exchange(
         name: shown where a rank waits for the others for ever.
 
     Returns:
-        Two numbers by rank, and the texts of some ranks by number, of which not all have the same
-        key; none if all have.
+        Two numbers by rank; and if keys differ, the texts of some ranks of each kind by number.
     """
     data = text.encode()
     found = ranks.gather([zlib.crc32(key.encode()), len(data), *sent, 0, 0][:4], name)

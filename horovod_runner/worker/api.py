@@ -1,7 +1,5 @@
 """The functions that `main` may call while it runs as a rank.
 
-`log_to_driver`, `report`, `save_checkpoint`, `commit`, `load_checkpoint`, `check_weights`,
-`current_attempt`.
 Outside a rank, for instance in a test of ``main``, they check their arguments and do no more than
 makes sense there.
 
@@ -17,6 +15,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -253,15 +252,13 @@ def load_checkpoint(
     rank = context.current()
     if rank is None:
         return None
-    given: list[dict[str, Any]] = []
 
+    @cache
     def target() -> dict[str, Any]:
-        if into is not None and not given:
-            state = into() if callable(into) else into
-            if not isinstance(state, Mapping):
-                raise _no_state("what the function into returns", state)
-            given.append(state)
-        return given[0]
+        state = into() if callable(into) else into
+        if not isinstance(state, Mapping):
+            raise _no_state("what the function into returns", state)
+        return state
 
     wanted = None if into is None else target
     loaded = _load(rank, rank.checkpoints, _host_commits(rank), wanted)

@@ -25,29 +25,19 @@ if TYPE_CHECKING:
 class RankContext:
     """One rank.
 
+    Attributes without a line here are those of :class:`~horovod_runner.wire.job_file.WorkerJob`.
+
     Attributes:
-        rank: its number.
-        size: the number of ranks.
-        attempt: 1-based number of this launch within the run.
-        pipe: sends messages to the driver.
-        reporter: sends reports to the driver.
-        checkpoints: where checkpoints go, and which ones to resume from.
         file_parts: the descriptor of the pipe that takes checkpoints to the driver's machine.
         outcome_file: the descriptor of the outcome file; None where no task reads it.
         weight_check: whether the ranks' weights are compared after each epoch.
         start_check: whether they are compared at the first steps, and at growing intervals.
         readers: the pickled readers of the datasets, by the name of the argument; may be empty.
-        pieces: see messages.Assignment.
-        local_rank: its number among the ranks of this host.
-        commits: the folder for commits, in this host's memory; empty unless the run is elastic.
-        limits: how long it waits for each thing.
-        mlflow_run: the driver's MLflow run; None without one.
         imports: watches which frameworks are imported; None if nothing is to be preloaded.
         saver: writes checkpoints; None before the first one.
         host_commits: reads and writes commits; None before the first one.
         saved, committed: how often ``save_checkpoint`` and ``commit`` were called.
         notes: how often something of a kind was noted, and something of a kind and key.
-        resumed: whether ``load_checkpoint`` has returned a checkpoint.
     """
 
     rank: int

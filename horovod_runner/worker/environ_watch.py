@@ -39,9 +39,7 @@ class _WatchedEnviron(os._Environ[str]):
 def watch(callback: Callable[[str], None] | None = None) -> None:
     """Watch ``os.environ`` from here on.
 
-    Args:
-        callback: called with the name of each variable that gets a value which it did not have when
-            the watch began.
+    The callback gets the name of each variable that is set to a value which it did not have now.
     """
     _at_first.clear()
     _at_first.update(os.environ)

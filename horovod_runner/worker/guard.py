@@ -17,7 +17,6 @@ import ctypes
 import os
 import select
 import signal
-import sys
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -26,8 +25,8 @@ from typing import Final, NamedTuple
 # The orders on the lifeline; closing the lifeline kills.
 TERMINATE: Final = b"T"
 SHOW_STACKS: Final = b"S"
-# A signal that no program uses: a real-time one, or on macOS the terminal's status request.
-STACKS_SIGNAL: Final[int] = getattr(signal, "SIGINFO", None) or signal.SIGRTMAX - 2
+# A signal that no program uses.
+STACKS_SIGNAL: Final[int] = signal.SIGRTMAX - 2
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -106,8 +105,7 @@ def fork(
 
 
 def _prctl(option: int, argument: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(option, argument)
+    ctypes.CDLL(None).prctl(option, argument)
 
 
 def _become_leader(process: int) -> None:
@@ -117,16 +115,7 @@ def _become_leader(process: int) -> None:
 
 
 def _wait(worker: int, lifeline: int, wake: int) -> int | None:
-    """Wait until the worker ends, and carry out the task's orders.
-
-    Args:
-        worker: its process id.
-        lifeline: where the orders come from.
-        wake: a pipe that is readable when a child has ended.
-
-    Returns:
-        The worker's wait status; None if the worker is to be killed.
-    """
+    """Carry out the task's orders; returns the worker's wait status, None if it is to be killed."""
     poller = select.poll()
     for descriptor in (lifeline, wake):
         poller.register(descriptor, select.POLLIN)
@@ -148,11 +137,7 @@ def _wait(worker: int, lifeline: int, wake: int) -> int | None:
 
 
 def _reap(worker: int) -> tuple[int | None, bool]:
-    """Reap the children that have ended.
-
-    Returns:
-        The worker's wait status if it is among them, and whether there are other children.
-    """
+    """Reap children that have ended; returns the worker's wait status, and whether others live."""
     status = None
     while True:
         try:
@@ -166,14 +151,7 @@ def _reap(worker: int) -> tuple[int | None, bool]:
 
 
 def _end_all(worker: int, status: int | None, wake: int, patience: float) -> GuardReport:
-    """Kill and reap all that the worker has started, orphans included.
-
-    Args:
-        worker: its process id.
-        status: its wait status; None if it has not ended yet.
-        wake: a pipe that is readable when a child has ended.
-        patience: seconds to wait for processes to end.
-    """
+    """Kill and reap all that the worker has started, orphans included, within some seconds."""
     poller = select.poll()
     poller.register(wake, select.POLLIN)
     until = time.monotonic() + patience
@@ -194,16 +172,13 @@ def _end_all(worker: int, status: int | None, wake: int, patience: float) -> Gua
 
 
 def _signal_group(leader: int, number: signal.Signals) -> None:
-    with suppress(ProcessLookupError, PermissionError):  # macOS raises EPERM for an empty group
+    with suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, number)
 
 
 def _descendants() -> list[int]:
-    """The ids of the processes below this one, without ended ones; empty outside Linux."""
-    try:
-        names = [name for name in os.listdir("/proc") if name.isdigit()]
-    except OSError:
-        return []  # not Linux: orphans are not adopted there
+    """The ids of the processes below this one, without ended ones."""
+    names = [name for name in os.listdir("/proc") if name.isdigit()]
     children: dict[int, list[int]] = {}
     ended = set()
     for name in names:

@@ -15,12 +15,7 @@ _ADVICE = "Set it with HorovodRunner(env={{{name!r}: ...}}), which comes before 
 
 
 class ImportsWatch:
-    """Watches a worker's imports and environment variables from its construction on.
-
-    Args:
-        forked: whether the worker was forked from a fork server.
-        notify: called with a text for the user.
-    """
+    """Watches a worker's imports and environment variables from its construction on."""
 
     def __init__(self, *, forked: bool, notify: Callable[[str], None]) -> None:
         self._notify = notify
@@ -45,10 +40,8 @@ class ImportsWatch:
     def preloadable(self, *, quiet: bool = False) -> tuple[str, ...]:
         """The frameworks that the next run can preload, in the order of their import.
 
-        Those that were imported after ``main`` had set a variable are left out, with a notice.
-
-        Args:
-            quiet: whether there is no notice.
+        Those that were imported after ``main`` had set a variable are left out, with a notice
+        unless ``quiet``.
         """
         imported = _imported_frameworks()
         if self._first is None:

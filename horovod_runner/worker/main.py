@@ -106,13 +106,7 @@ def _set_up_streams(stacks: int) -> None:
 
 
 def _enter_rank(job: WorkerJob, outcome_file: int, pipes: list[int]) -> RankContext:
-    """Make the job's rank the one of this process.
-
-    Args:
-        job: the job.
-        outcome_file: a descriptor; the file also serves as two locks.
-        pipes: the descriptors of the pipes for messages, reports and checkpoints.
-    """
+    """Make the job's rank the one of this process. The outcome file also serves as two locks."""
     message_pipe, report_pipe, file_parts = pipes
     if job_file.PMI_VARIABLE in os.environ:
         os.environ.update({**memory_variables(), **os.environ})  # the user's own value counts
@@ -171,7 +165,6 @@ def _watch_imports(job: WorkerJob, *, forked: bool) -> ImportsWatch | None:
 
 
 def _start_profiler(job: WorkerJob, rank: RankContext) -> Profiler | None:
-    """Begin to measure where this rank's time goes."""
     if not job.options.debug_config.profile:
         return None
     from horovod_runner.worker.profiling.profiler import Profiler
@@ -188,7 +181,6 @@ def _start_profiler(job: WorkerJob, rank: RankContext) -> Profiler | None:
 
 
 def _start_framework_profiler(job: WorkerJob, rank: RankContext) -> FrameworkProfiler | None:
-    """Record some steps with the framework's own profiler, if the run asks for it."""
     if not job.trace:
         return None
     from horovod_runner.worker.profiling.framework_profiler import FrameworkProfiler
@@ -200,7 +192,6 @@ def _start_framework_profiler(job: WorkerJob, rank: RankContext) -> FrameworkPro
 
 
 def _call_main(job: WorkerJob, rank: RankContext) -> WorkerOutcome:
-    """Call the user's function, and pickle what it returns or raises."""
     try:
         function, kwargs = main_module.load_call(job.main)
         captured = Captured(function) if job.rank == 0 else None
@@ -238,10 +229,7 @@ def _end_timeline() -> None:
 
 
 def _write_outcome(descriptor: int, outcome: WorkerOutcome) -> WorkerOutcome:
-    """Write the outcome file; returns what was written, which is an error if it has no room.
-
-    It is in memory, or on a disk where the system has no such files.
-    """
+    """Write the outcome file; returns what was written, which is an error if it has no room."""
     try:
         job_file.write(descriptor, outcome)
     except OSError as error:
@@ -301,7 +289,6 @@ def _exited(error: SystemExit) -> WorkerOutcome:
 
 
 def _failed(error: BaseException, exit_code: int) -> WorkerOutcome:
-    """The outcome of an exception in main."""
     kind = type(error)
     _add_note(error)
     traceback_ = error.__traceback__
@@ -326,10 +313,7 @@ def _add_note(error: BaseException) -> None:
 
 
 def _pickle_error(error: BaseException) -> bytes:
-    """The pickled exception; empty if it cannot be pickled, or must not be raised on the driver.
-
-    SystemExit and KeyboardInterrupt must not.
-    """
+    """The pickled exception; empty if it cannot be pickled, or must not be raised on the driver."""
     if not isinstance(error, Exception):
         return b""
     try:

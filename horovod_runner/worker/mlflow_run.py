@@ -8,7 +8,6 @@ another server or experiment.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import os
 from pathlib import Path
@@ -197,22 +196,20 @@ def _leave_out(client: Any, name: str, method: Any) -> None:
     """Have a method of the client do nothing for the run that is in no store."""
     signature = inspect.signature(method)
 
-    @functools.wraps(method)
-    def call(*args: Any, **options: Any) -> Any:
+    @instead_of(client, name)
+    def call(plain: Any, *args: Any, **options: Any) -> Any:
         run = _run()
         given = signature.bind_partial(*args, **options).arguments
         is_nowhere = run is not None and given.get("run_id") == _NOWHERE
         if run is not None and is_nowhere and name == "get_run":
             return _run_nowhere(run)
         if not is_nowhere or name.startswith(_READS):
-            return method(*args, **options)
+            return plain(*args, **options)
         if given.get("synchronous") is False:
             from mlflow.utils.async_logging.run_operations import RunOperations
 
             return RunOperations([])
         return given.get("value")
-
-    setattr(client, name, call)
 
 
 def _refused(client: Any, run_id: str, params: dict[str, Any]) -> set[str]:

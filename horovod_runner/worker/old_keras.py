@@ -28,8 +28,6 @@ _STANDALONE = re.compile(r"^\s*(import keras\b|from keras\b)", re.MULTILINE)
 
 
 class _Line(NamedTuple):
-    """A line of the user's that was running when an exception was raised."""
-
     file: str
     number: int
     text: str
@@ -47,11 +45,8 @@ BY_PROGRAM: Final = (
 def add_note(error: BaseException, setting: str = _BY_HOROVOD_RUNNER) -> None:
     """Add a note to an exception if it comes from code for Keras 2 or TensorFlow 1.
 
-    Does nothing if neither Keras nor TensorFlow is imported.
-
-    Args:
-        error: the exception.
-        setting: how the ranks get TF_USE_LEGACY_KERAS.
+    ``setting`` says how the ranks get TF_USE_LEGACY_KERAS. Does nothing if neither Keras nor
+    TensorFlow is imported.
     """
     if "keras" not in sys.modules and "tensorflow" not in sys.modules:
         return
@@ -62,7 +57,6 @@ def add_note(error: BaseException, setting: str = _BY_HOROVOD_RUNNER) -> None:
 
 
 def _note(old: OldName, line: _Line, setting: str) -> str:
-    """Return the text: the line, what it was written for, and both ways out."""
     library = old.library.partition(" ")[0]
     is_cell = line.file.startswith("<") or "ipykernel" in line.file
     where = "the notebook" if is_cell else os.path.basename(line.file)
@@ -94,7 +88,6 @@ def _note(old: OldName, line: _Line, setting: str) -> str:
 
 
 def _old_name(error: BaseException, line: str) -> OldName | None:
-    """Return the old name that an exception is about; None if there is none."""
     text = str(error)
     if isinstance(error, AttributeError):
         return _attribute(error, line)
@@ -133,11 +126,9 @@ def _attribute(error: AttributeError, line: str) -> OldName | None:
 
 
 def _is_keras(thing: object, kind: str) -> bool:
-    """Whether an object is a model or optimizer of Keras.
+    """Whether an object, or else a class of this name, is a model or optimizer of Keras.
 
-    Args:
-        thing: the object; None in an exception that TensorFlow has made of another one.
-        kind: the name of its class.
+    There is no object in an exception that TensorFlow has made of another one.
     """
     if thing is not None:
         return any(base.__module__.partition(".")[0] == "keras" for base in type(thing).__mro__)
@@ -147,7 +138,6 @@ def _is_keras(thing: object, kind: str) -> bool:
 
 
 def _tensorflow(module: str, name: str) -> OldName | None:
-    """Return what to write for a name of TensorFlow 1; None if it is none."""
     path = re.sub(r"^tensorflow\.?(_api\.v2\.?)?", "", module)
     inside: Any = sys.modules["tensorflow"].compat.v1
     for part in filter(None, [*path.split("."), name]):

@@ -177,11 +177,9 @@ def tensorflow_1(name: str) -> OldName:
 
 
 def loss(module: str, name: str) -> str:
-    """The name that a loss has today in a module of Keras; "" if it has not changed.
+    """The name that a loss has today; "" if it has not changed.
 
-    Args:
-        module: "tensorflow.keras.losses", "keras.losses", or "metrics" instead of "losses".
-        name: in Keras 2.
+    The module is "tensorflow.keras.losses", "keras.losses", or "metrics" instead of "losses".
     """
     package, _, last = module.rpartition(".")
     if last not in ("losses", "metrics"):

@@ -18,7 +18,6 @@ class Pipe:
     """The worker's end of the pipe.
 
     Args:
-        descriptor: the pipe's.
         lock_file: the descriptor of a file that this process and its forks share, for locking.
     """
 

@@ -29,7 +29,6 @@ class Reporter:
     """The worker's end of the pipe of reports.
 
     Args:
-        rank: the rank's number.
         descriptor: the pipe's; becomes non-blocking.
         wanted: whether this rank's reports are recorded; otherwise they are only checked.
     """

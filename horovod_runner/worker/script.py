@@ -18,8 +18,6 @@ class Script:
     """Runs a file in a rank, as ``python FILE`` does, or calls one of its functions.
 
     Args:
-        path: the file's.
-        source: its text.
         function: the name of a function in it, which is called without arguments; None runs the
             file as ``__main__``.
     """
@@ -56,12 +54,7 @@ class Script:
 
 
 class Imported:
-    """Calls a function of a module that is imported in the rank, not on the driver.
-
-    Args:
-        module: the module's name.
-        function: the function's name.
-    """
+    """Calls a function of a module that is imported in the rank, not on the driver."""
 
     def __init__(self, module: str, function: str) -> None:
         self._module = module

@@ -29,13 +29,7 @@ def is_sharded(model: Any) -> bool:
 
 
 def hash_weights(model: Any, rank: int, epoch: int | None) -> Weights:
-    """The message with the hashes of a rank's weights.
-
-    Args:
-        model: a torch module or a Keras model, whose trainable weights count; or tensors, arrays
-            and variables, in a dict or a list.
-        rank: the rank's number; only rank 0 sends the names.
-        epoch: the epoch that has ended; None if it is not known.
+    """The message with the hashes of a rank's weights; see ``check_weights``.
 
     Raises:
         TypeError: ``model`` holds something that is not a tensor, or no weights.
@@ -51,7 +45,6 @@ def hash_weights(model: Any, rank: int, epoch: int | None) -> Weights:
 
 
 def _named(model: Any) -> list[tuple[str, Any]]:
-    """The weights of a model or a container, with their names."""
     if hasattr(model, "trainable_variables"):  # before torch: on torch, Keras models have both
         return [(_name(variable), variable) for variable in model.trainable_variables]
     if hasattr(model, "named_parameters"):
@@ -84,7 +77,6 @@ def _name(value: Any) -> str:
 
 
 def _bytes(name: str, value: Any) -> Any:
-    """The bytes of a tensor's elements."""
     # A Keras variable holds a tensor in `value`; for TensorFlow variables, `value` is a method.
     inner = getattr(value, "value", None)
     tensor = value if inner is None or callable(inner) else inner

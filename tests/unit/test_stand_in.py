@@ -116,7 +116,7 @@ class BlindLaunch(LocalLaunch):
 
     def _run(self, task: int) -> None:
         detached = Here(self._job, self._meeting.task(task), self._capacity)
-        setup = replace(self._here.setup(task), detached=detached, directory=None, owner=None)
+        setup = replace(self._setup, task=task, detached=detached, directory=None, owner=None)
         # Port 1 of this host: nobody listens.
         address = replace(self._address, port=1) if task in self._blind else self._address
         outcome = run_rank(self._job, address, setup)

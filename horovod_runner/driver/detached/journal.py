@@ -13,12 +13,13 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
 from horovod_runner.checkpoints.checkpoint import LIVE, has_probe
 from horovod_runner.common.limits import DEFAULTS, Limits
+from horovod_runner.common.threads import start_thread
 from horovod_runner.driver.detached.served import CalledFolder, ServedFolder
 from horovod_runner.host.folders.folder import Folder
 from horovod_runner.host.folders.opening import open_folder
@@ -28,26 +29,12 @@ from horovod_runner.wire.job_file import CheckpointPlan
 _PERIOD_SECONDS: Final = 1.0
 _MOST_UNREAD = 8  # files; then the writer waits for the driver
 _MOST_BROKEN: Final = 30
+#: Where the driver reads a journal.
+JournalSource = Folder | CalledFolder
 
 
 def _name(plan: CheckpointPlan, number: int) -> str:
     return f"{LIVE}{plan.token}-{plan.attempt}-{number}"
-
-
-class JournalSource(Protocol):
-    """Where the driver reads a journal.
-
-    Attributes:
-        url: for people.
-    """
-
-    url: str
-
-    def read(self, name: str) -> bytes:
-        """Read a file; raises an exception of any kind if it is not there."""
-
-    def remove(self, name: str) -> None:
-        """Remove a file; raises an exception of any kind if that fails."""
 
 
 def open_writer(job: Job) -> JournalWriter | None:
@@ -68,12 +55,6 @@ def open_writer(job: Job) -> JournalWriter | None:
 
 class JournalWriter:
     """Writes one file at a time, in a thread of its own: a store may be slow.
-
-    Args:
-        plan: names the files.
-        folder: where they are written.
-        written: how many files there are already.
-        limits: for the last file.
 
     Attributes:
         written: how many files are complete.
@@ -98,10 +79,7 @@ class JournalWriter:
         self._due_at = 0.0
         self._given: SimpleQueue[list[Kept] | None] = SimpleQueue()
         self._closed = threading.Event()
-        self._thread = threading.Thread(
-            target=self._work, name="horovod_runner-journal", daemon=True
-        )
-        self._thread.start()
+        self._thread = start_thread("journal", self._work)
 
     @property
     def ready(self) -> bool:
@@ -148,11 +126,7 @@ class JournalReader:
     """Reads the files in a thread of its own, from construction to :meth:`finish`.
 
     Args:
-        plan: names the files.
         sources: where they may be; all are in the first one that has any.
-        wake: called when something has been read.
-        limits: for the first and the last files.
-        most_broken: how often to try a file that is there and cannot be decoded.
 
     Attributes:
         source: where the files are; None before one has been read.
@@ -177,21 +151,14 @@ class JournalReader:
         self._broken = 0
         self._read: SimpleQueue[list[Kept]] = SimpleQueue()
         self._over = threading.Event()
-        self._thread = threading.Thread(
-            target=self._work, name="horovod_runner-journal", daemon=True
-        )
-        self._thread.start()
+        self._thread = start_thread("journal", self._work)
 
     def take(self) -> list[list[Kept]]:
         """What has been read since the last call."""
         return [self._read.get() for _ in range(self._read.qsize())]
 
     def finish(self, record: Record | None) -> list[list[Kept]]:
-        """Stop reading; returns the rest.
-
-        Args:
-            record: the stand-in's; None if it is lost.
-        """
+        """Stop reading; returns the rest. The record is the stand-in's; None if it is lost."""
         self._over.set()
         self._thread.join()
         until = time.monotonic() + self._limits.journal_rest

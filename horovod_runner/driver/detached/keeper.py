@@ -22,12 +22,7 @@ from horovod_runner.wire.job import Kept
 class Capacity:
     """How much a stand-in keeps for the driver.
 
-    Attributes:
-        characters: of output.
-        texts: pieces of output.
-        reports: of all ranks.
-        numbers: in these reports.
-        few: notices, saved checkpoints and the like.
+    That is characters and pieces of output, reports and the numbers in them, and few other events.
     """
 
     characters: int = 16 << 20
@@ -45,7 +40,6 @@ class Keeper(Observer):
 
     Args:
         journal: brings what is kept to the driver during the run; None: it waits for the end.
-        capacity: how much to keep.
         required: whether a checkpoint that cannot be written ends the run.
 
     Attributes:
@@ -82,7 +76,6 @@ class Keeper(Observer):
         return [*few, *self._reports, *self._latest, *last, *self._texts]
 
     def _take_all(self) -> list[Kept]:
-        """What was kept; nothing is kept after that."""
         found = self.kept
         for kept in (self._few, self._reports, self._latest, self._last, self._texts):
             kept.clear()

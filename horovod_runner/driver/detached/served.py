@@ -8,13 +8,13 @@ which host task 0 runs, and the driver has chosen the ports beforehand.
 
 from __future__ import annotations
 
-import threading
 from contextlib import suppress
 from typing import Final
 
 import zmq
 
 from horovod_runner.common.limits import DEFAULTS, Limits
+from horovod_runner.common.threads import start_thread
 from horovod_runner.wire.addresses import Call
 from horovod_runner.wire.transport import OneKey, guarded_socket, set_heartbeat
 
@@ -29,7 +29,6 @@ class ServedFolder:
 
     Args:
         call: the ports to try, and the keys.
-        limits: say when the connection counts as broken.
 
     Raises:
         OSError: none of the ports is free.
@@ -49,10 +48,7 @@ class ServedFolder:
             self._authenticator.stop()
             self._context.destroy()
             raise OSError(f"none of the ports {call.ports} is free")
-        self._thread = threading.Thread(
-            target=self._serve, name="horovod_runner-served", daemon=True
-        )
-        self._thread.start()
+        self._thread = start_thread("served", self._serve)
 
     def _bind(self, port: int) -> bool:
         with suppress(zmq.ZMQError):
@@ -66,11 +62,7 @@ class ServedFolder:
         return None if data is None else len(data)
 
     def write(self, name: str, data: bytes) -> None:
-        """Add a file.
-
-        Raises:
-            OSError: the driver has not called yet; perhaps it never can.
-        """
+        """Add a file. Raises an OSError until the driver has called, which perhaps it never can."""
         if not self._called:
             raise OSError("the driver has not called yet")
         self._files[name] = data
@@ -101,9 +93,7 @@ class CalledFolder:
     """The driver's end, for one thread at a time.
 
     Args:
-        host: the stand-in's host.
         call: the ports, of which at most one answers, and the keys.
-        limits: for an answer.
 
     Attributes:
         url: the host, for people.
@@ -141,11 +131,7 @@ class CalledFolder:
         return data[0]
 
     def remove(self, name: str) -> None:
-        """Remove a file, if it exists.
-
-        Raises:
-            zmq.Again: nobody answers.
-        """
+        """Remove a file, if it exists. Raises zmq.Again if nobody answers."""
         self._ask(_REMOVE, name)
 
     def _ask(self, verb: bytes, name: str) -> list[bytes]:

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import os
 import pickle
-import threading
 
+from horovod_runner.common.threads import start_thread
 from horovod_runner.driver.checks import checks_of
 from horovod_runner.driver.detached.journal import open_writer
 from horovod_runner.driver.detached.keeper import CAPACITY, Capacity, Keeper
@@ -29,9 +29,7 @@ class StandIn:
     """Supervises in a thread of its own from construction to :meth:`close`.
 
     Args:
-        job: what the ranks run.
         host: an address of this host that all tasks reach.
-        capacity: how much is kept for the driver.
 
     Attributes:
         address: of its channel, for the tasks.
@@ -64,10 +62,7 @@ class StandIn:
         self._supervisor = Supervisor(
             job, self._channel, self._launch, self._keeper, Requests(), checks=checks_of(job)
         )
-        self._thread = threading.Thread(
-            target=self._work, name="horovod_runner-stand-in", daemon=True
-        )
-        self._thread.start()
+        self._thread = start_thread("stand-in", self._work)
 
     def _work(self) -> None:
         try:

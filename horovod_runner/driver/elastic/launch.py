@@ -15,14 +15,7 @@ if TYPE_CHECKING:
 
 
 class PooledLaunch(Launch):
-    """One attempt on members of a pool.
-
-    Args:
-        pool: has the members.
-        seats: the seat of each task.
-        wake: called when something has changed.
-        patience: seconds to wait for the first task to report.
-    """
+    """One attempt on members of a pool."""
 
     def __init__(
         self, pool: Pool, seats: Mapping[int, int], wake: Callable[[], None], patience: float
@@ -36,18 +29,14 @@ class PooledLaunch(Launch):
         self.expected = time.monotonic() + patience
 
     def late_error(self) -> LaunchError:
-        """The error to raise if no task has said Hello in time."""
+        """See :class:`~horovod_runner.driver.launcher.Launch`."""
         return LaunchError(
             f"no task has reported within {self._patience:g} s, although the tasks are there: "
             "their hosts may be overloaded, or a firewall may be between them and the driver."
         )
 
     def outcomes(self) -> list[Outcome]:
-        """How the ranks ended.
-
-        Raises:
-            TaskLostError: a member was lost.
-        """
+        """See :class:`~horovod_runner.driver.launcher.Launch`."""
         for task, reason in sorted(self._reasons.items()):
             raise TaskLostError(task, reason)
         return list(self._outcomes.values())
@@ -81,7 +70,6 @@ class PooledLaunch(Launch):
             self._changed()
 
     def _working(self, seat: int) -> list[int]:
-        """The tasks of a seat that have no outcome."""
         ended = self._outcomes.keys()
         return [task for task, of in self._seats.items() if of == seat and task not in ended]
 

@@ -14,9 +14,7 @@ class PoolMember:
     """A task of the pool.
 
     Attributes:
-        seat: its number in the pool.
-        began: when the task began; tells it from an earlier one in the same seat.
-        attempt: the attempt that it works in; 0 while it waits.
+        began: tells the task from an earlier one in the same seat.
         leaving: why it is to take part in no further attempt; empty if it is not.
     """
 
@@ -27,12 +25,7 @@ class PoolMember:
 
 
 class Members:
-    """The members of a pool.
-
-    Args:
-        scaling: decides when the number of ranks changes.
-        clock: the current time in seconds.
-    """
+    """The members of a pool."""
 
     def __init__(self, scaling: ScalingPolicy, clock: Callable[[], float] = time.monotonic) -> None:
         self._scaling = scaling

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from horovod_runner.common.threads import start_thread
 from horovod_runner.driver.elastic.launch import PooledLaunch
 from horovod_runner.driver.elastic.members import Members, PoolMember
 from horovod_runner.driver.elastic.scaling import ScalingPolicy
@@ -41,13 +42,6 @@ _MOST_GONE = 1000  # a task of these may still say for some seconds that it is t
 
 class Pool(Launcher):
     """The tasks of a run, on which attempts are launched; a context, which starts and ends them.
-
-    Args:
-        launcher: starts the tasks.
-        job: the run's.
-        scaling: decides how many ranks an attempt has.
-        notice: called with a line for the user.
-        cancelled: ends the wait for tasks when it is set.
 
     Attributes:
         changed: notified when a member has come, gone, or waits again.
@@ -99,8 +93,7 @@ class Pool(Launcher):
         except BaseException:
             self._channel.close()
             raise
-        self._thread = threading.Thread(target=self._work, name="horovod_runner-pool", daemon=True)
-        self._thread.start()
+        self._thread = start_thread("pool", self._work)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -307,7 +300,6 @@ class Pool(Launcher):
             self._launch.lose(seat, reason)
 
     def _tick(self) -> None:
-        """Once a second: is every member still there?"""
         with self.changed:
             if self._channel.broken > self._broken:
                 self._broken = self._channel.broken

@@ -10,7 +10,6 @@ class ScalingPolicy:
     """A range of ranks, and when an attempt ends in favour of another number of them.
 
     Attributes:
-        least, most: an attempt has so many ranks.
         grow_after: the least number of seconds between the start of an attempt and its end in
             favour of one with more ranks.
         slot_timeout: seconds in which the first attempt waits for ``most`` tasks. None waits for
@@ -23,11 +22,7 @@ class ScalingPolicy:
     slot_timeout: float | None = None
 
     def first_size(self, expected: int | None) -> int:
-        """For how many tasks the first attempt waits.
-
-        Args:
-            expected: how many will start soon; None if that is not known.
-        """
+        """For how many tasks the first attempt waits; as many as are expected soon, where known."""
         if self.slot_timeout or expected is None:
             return self.most
         return min(self.most, max(self.least, expected))
@@ -35,11 +30,8 @@ class ScalingPolicy:
     def ends_attempt(self, working: int, waiting: int, leaving: bool, seconds: float) -> bool:
         """Whether the ranks of an attempt are to leave at their next commit.
 
-        Args:
-            working: how many ranks it has.
-            waiting: how many tasks wait for work.
-            leaving: whether a rank's executor is about to go.
-            seconds: since its start.
+        It began some seconds ago with ``working`` ranks, and ``waiting`` tasks wait for work.
+        ``leaving`` says whether a rank's executor is about to go.
         """
         grows = working < self.most and waiting > 0
         return leaving or (grows and seconds >= self.grow_after)

@@ -10,11 +10,7 @@ from horovod_runner.host.folders.urls import check_reachable
 
 
 def open_folder(url: str, *, check: bool = False) -> Folder:
-    """Open the folder of a path or URL. Does not create it.
-
-    Args:
-        url: the path or URL.
-        check: whether HDFS is to answer within some seconds.
+    """Open the folder of a path or URL; ``check`` that HDFS answers. Does not create it.
 
     Raises:
         CheckpointError: fsspec, or its package for such a URL, is not installed; or HDFS does not

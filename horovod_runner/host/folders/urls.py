@@ -49,14 +49,7 @@ os.register_at_fork(
 
 
 def file_system(url: str, **options: Any) -> tuple[Any, str]:
-    """Connect to the file system of a URL; most of them send nothing yet.
-
-    Args:
-        url: a path, or a URL of fsspec.
-        options: for fsspec.
-
-    Returns:
-        The file system and the path there.
+    """Connect to the file system of a path or URL; returns it and the path there.
 
     Raises:
         ImportError: fsspec, or its package for such a URL, is not installed.
@@ -116,11 +109,7 @@ def _require_hdfs(url: str) -> None:
 def hadoop_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables that a process in a container of YARN's lacks: the place of Hadoop's settings.
 
-    Args:
-        environment: the variables of the process.
-
-    Returns:
-        HADOOP_CONF_DIR; empty outside such a container, or where the user has set it.
+    Empty outside such a container, or where the user has set it.
     """
     if any(name in environment for name in _HADOOP_CONF) or not _IN_CONTAINER.is_dir():
         return {}
@@ -131,10 +120,6 @@ def check_reachable(url: str, **options: Any) -> None:
     """Connect to the file system of a URL; look whether HDFS answers, within some seconds.
 
     A run that has not begun need not wait until HDFS has restarted.
-
-    Args:
-        url: a path, or a URL of fsspec.
-        options: for fsspec.
 
     Raises:
         ImportError: as :func:`file_system`.

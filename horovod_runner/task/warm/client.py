@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from horovod_runner.common.descriptors import enlarge_pipe
 from horovod_runner.common.files import unnamed_file
 from horovod_runner.common.limits import Limits
 from horovod_runner.errors import HorovodRunnerError
@@ -42,12 +43,7 @@ class NotForkedError(Exception):
 
 
 class ForkedGuard:
-    """A guard that a fork server started; has the methods of :class:`subprocess.Popen`.
-
-    Args:
-        pid: its process id.
-        pidfd: its pidfd; closed when the guard has ended.
-    """
+    """A guard that a fork server started; has the methods of :class:`subprocess.Popen`."""
 
     def __init__(self, pid: int, pidfd: int) -> None:
         self.pid = pid
@@ -61,10 +57,7 @@ class ForkedGuard:
         return None
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait until the guard has ended; returns what :meth:`poll` does.
-
-        Args:
-            timeout: seconds to wait; None waits without limit.
+        """Wait some seconds until the guard has ended; returns what :meth:`poll` does.
 
         Raises:
             subprocess.TimeoutExpired: the guard still runs.
@@ -89,11 +82,7 @@ class ForkServer:
 
     Args:
         owner: the process that it ends with.
-        path: the workers' ``sys.path``.
-        environment: all variables of the task's worker.
         directory: the workers' working directory; None for this process's.
-        limits: of the run.
-        hooks: the import hooks of the run.
     """
 
     def __init__(
@@ -184,9 +173,8 @@ class ForkServer:
     def keep(self, imported: Sequence[str]) -> None:
         """Make sure that there is a fork server with some frameworks. Failures are ignored.
 
-        Args:
-            imported: those that this run's worker has imported, or that the user has named, in
-                order; without any, nothing is started.
+        They are those that this run's worker has imported, or that the user has named, in order.
+        Without any, nothing is started.
         """
         _started[:] = [server for server in _started if server.poll() is None]
         if not _SUPPORTED or not imported:
@@ -239,12 +227,7 @@ class ForkServer:
         _started.append(server)
 
     def _end_replaced(self, name: str, started: Path) -> None:
-        """End those with the name of one that has just started, and what was unused for longest.
-
-        Args:
-            name: the name.
-            started: the folder of the new one.
-        """
+        """End those with the name of one that has just started, and what was unused for longest."""
         others = [each for each in self.folders() if each != started]
         replaced = [each for each in others if each.name.startswith(f"{name}-")]
         unused = [each for each in others if each not in replaced][_MOST - 1 :]
@@ -281,11 +264,6 @@ def _end(folders: Sequence[Path], patience: float) -> None:
 def _await_answer(
     connection: socket.socket, meanwhile: Callable[[], None], patience: float
 ) -> None:
-    """Wait until there is something to read.
-
-    Raises:
-        TimeoutError: there is no answer within the time limit.
-    """
     poller = select.poll()
     poller.register(connection, select.POLLIN)
     until = time.monotonic() + patience
@@ -326,8 +304,7 @@ def _discarding_pipe() -> Iterator[tuple[int, int]]:
     """
     read, write = os.pipe()
     try:
-        with suppress(OSError):
-            fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 1 << 20)
+        enlarge_pipe(write, 1 << 20)
         yield read, write
     finally:
         os.close(read)

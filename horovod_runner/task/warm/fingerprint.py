@@ -20,11 +20,7 @@ def server_name(
 ) -> str:
     """The name of the fork server that fits a worker.
 
-    Args:
-        owner: the process that the fork server ends with.
-        path: the worker's ``sys.path``.
-        environment: the worker's variables, without those of a rank.
-        directory: the worker's working directory.
+    The environment is that of the worker, without the variables of a rank.
     """
     # Computed for each run: an import may write a file that the next import depends on.
     home = environment.get("KERAS_HOME", os.path.expanduser("~/.keras"))

@@ -77,12 +77,7 @@ _SOCKET, _MODULES = "socket", "modules"
 
 
 def listen(folder: Path, modules: Sequence[str]) -> socket.socket:
-    """Open the socket of a fork server.
-
-    Args:
-        folder: the fork server's.
-        modules: what it imports; written to the folder as well.
-    """
+    """Open the socket of a fork server, and write down in its folder what it imports."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         with _short_path(folder) as short:
@@ -111,11 +106,7 @@ def imported_modules(folder: Path) -> list[str]:
 
 
 def connect(folder: Path, seconds: float) -> socket.socket:
-    """Connect to the fork server of a folder.
-
-    Args:
-        folder: the fork server's.
-        seconds: the timeout of each call of the socket.
+    """Connect to the fork server of a folder; each call of the socket has a timeout in seconds.
 
     Raises:
         OSError: there is no fork server.
@@ -134,11 +125,7 @@ def connect(folder: Path, seconds: float) -> socket.socket:
 
 
 def check_peer(connection: socket.socket) -> None:
-    """Make sure that the process at the other end belongs to this user.
-
-    Raises:
-        ValueError: it does not.
-    """
+    """Raise a ValueError unless the process at the other end belongs to this user."""
     _, uid = peer(connection)
     if uid != os.getuid():
         raise ValueError(f"the process at the other end belongs to user {uid}, not {os.getuid()}")

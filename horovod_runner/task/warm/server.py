@@ -134,15 +134,10 @@ def _ending_with(owner: int, patience: float) -> Iterator[None]:
 def _import(
     modules: list[str], import_hooks: tuple[ImportHook, ...] = ()
 ) -> tuple[dict[str, str], str]:
-    """Import modules.
+    """Import modules, which hooks change as in a rank.
 
-    Args:
-        modules: their names.
-        import_hooks: which change them as in a rank.
-
-    Returns:
-        The environment variables that the imports set, and why no process can be forked after
-        them; empty if one can.
+    Returns the environment variables that the imports set, and why no process can be forked after
+    them; empty if one can.
     """
     hooks.install(import_hooks, in_rank=False)
     gc.disable()  # until _serve: imports leave little garbage, and a tenth of their time goes to it
@@ -214,13 +209,7 @@ def _serve(listener: socket.socket, owner: int, problem: str, limits: Limits) ->
 
 
 def _answer(connection: socket.socket, problem: str, patience: float) -> Request:
-    """Read a request and answer it.
-
-    Args:
-        connection: to the client.
-        problem: why no process can be forked; empty if one can.
-        patience: seconds to wait for the request.
-    """
+    """Read a request within some seconds, and answer it: with the problem if there is one."""
     protocol.check_peer(connection)
     connection.settimeout(patience)
     message, descriptors, _, _ = socket.recv_fds(connection, 64, 32, socket.MSG_CMSG_CLOEXEC)
@@ -243,11 +232,9 @@ def _answer(connection: socket.socket, problem: str, patience: float) -> Request
             child = None  # the client knows it: it waits for the client's GO, or ends
         return Request()
     finally:
-        if child is None:
-            for descriptor in descriptors:
-                os.close(descriptor)
-        elif child:  # the client does not know it
+        if child:  # the client does not know it
             os.kill(child, signal.SIGKILL)
+        if child != 0:
             for descriptor in descriptors:
                 os.close(descriptor)
 

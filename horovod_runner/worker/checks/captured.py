@@ -16,11 +16,7 @@ from horovod_runner.worker.checks import notes
 
 
 class Captured:
-    """The lists, dicts, sets and torch modules that a function uses from outside.
-
-    Args:
-        function: the user's ``main``.
-    """
+    """The lists, dicts, sets and torch modules that a function uses from outside."""
 
     def __init__(self, function: Any) -> None:
         sizes = ((name, value, _size(value)) for name, value in names_used(function))

@@ -252,11 +252,7 @@ def _average_others(parameters: Sequence[Any], owners: Sequence[Any]) -> None:
 
 
 def _average_unless_accumulating(owners: Iterable[Any]) -> list[Any]:
-    """Average the gradients of optimizers, unless that is done.
-
-    Returns:
-        The optimizers that were left out, because more gradients are to be accumulated.
-    """
+    """Average the gradients of optimizers; returns those that are still to accumulate more."""
     accumulating = []
     for optimizer in owners:
         if optimizer._handles:

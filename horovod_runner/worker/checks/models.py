@@ -13,11 +13,7 @@ from horovod_runner.worker.checks.notes import users_line
 def check_same_model(
     weights: Iterable[tuple[str, Iterable[int]]], *, same_names: bool = True
 ) -> None:
-    """Compare what the ranks are about to broadcast; called on every rank.
-
-    Args:
-        weights: names and shapes.
-        same_names: whether the names must be equal, too.
+    """Compare the names and shapes that the ranks are about to broadcast; called on every rank.
 
     Raises:
         ValueError: on all ranks: they have other weights than rank 0.

@@ -18,15 +18,10 @@ _MOST = 1000  # notes of one kind
 
 
 def send(kind: NoteKind, key: str, value: str = "", *, once: bool = False) -> None:
-    """Send a note with the line of the user's code that the caller was reached from.
+    """Send a note, see :class:`Note`, with the user's line that the caller was reached from.
 
-    Does nothing outside a rank. After a thousand notes of one kind the rest is left out.
-
-    Args:
-        kind: see :class:`Note`.
-        key: see there.
-        value: see there.
-        once: whether to leave the note out if one of this kind and key was sent before.
+    Does nothing outside a rank, or a second time for a kind and key if it is for ``once``. After a
+    thousand notes of one kind the rest is left out.
     """
     rank = context.current()
     if rank is None or (once and rank.notes[f"{kind} {key}"]):
@@ -40,12 +35,7 @@ def send(kind: NoteKind, key: str, value: str = "", *, once: bool = False) -> No
 
 
 def mistake(key: str, text: str) -> None:
-    """Tell the user, once, of a mistake that this rank's code makes.
-
-    Args:
-        key: a name of the mistake.
-        text: what is wrong, and what to do.
-    """
+    """Tell the user, once, of a mistake that this rank's code makes."""
     send("mistake", key, text, once=True)
 
 

@@ -16,8 +16,6 @@ from horovod_runner.worker.imports.patches import instead_of
 
 
 class _TensorPlace(NamedTuple):
-    """Where a tensor was in a state, and what it is like."""
-
     number: int
     shape: tuple[int, ...]
     dtype: Any
@@ -49,10 +47,8 @@ def mend(module: Any) -> None:
     def broadcast_optimizer_state(optimizer: Any, root_rank: int, model: Any = None) -> None:
         """Give all ranks the state of one rank's optimizer, and its options such as ``lr``.
 
-        Args:
-            optimizer: of PyTorch, or Horovod's.
-            root_rank: whose state it is. Without any, as before the first step, nobody has one.
-            model: is not used; Horovod's own function looks for sparse weights in it.
+        Before the first step nobody has a state. ``model`` is not used; Horovod's own function
+        looks for sparse weights in it.
 
         Raises:
             ValueError: this rank's optimizer has other groups of weights than the root's.

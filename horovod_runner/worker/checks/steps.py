@@ -34,12 +34,7 @@ _parallel: weakref.WeakSet[Any] = weakref.WeakSet()  # modules of all ranks
 
 
 class _Watched:
-    """What is compared of an optimizer's weights at its end: after its last step.
-
-    Args:
-        optimizer: the optimizer.
-        number: 1 for the first optimizer that makes a step, and so on.
-    """
+    """What is compared of an optimizer's weights at its end: after its last step."""
 
     def __init__(self, optimizer: Any, number: int) -> None:
         self.steps = 0
@@ -65,14 +60,7 @@ class _Watched:
 
 
 class _TorchSteps:
-    """Hooks for the steps of all optimizers of PyTorch.
-
-    Args:
-        module: ``torch.optim.optimizer``.
-
-    Attributes:
-        joined: whether ``hvd.join()`` has returned.
-    """
+    """Hooks for the steps of all optimizers of PyTorch."""
 
     def __init__(self, module: Any) -> None:
         self.joined = False
@@ -173,11 +161,7 @@ def _averages_weights(parallel: Any) -> bool:
 def _is_due(steps: int) -> bool:
     """Whether to compare the ranks: after steps 1, 20, 40, 80, ..."""
     # With a warm-up the first one may change nothing.
-    return steps == 1 or (steps % _STEPS == 0 and _is_power_of_two(steps // _STEPS))
-
-
-def _is_power_of_two(number: int) -> bool:
-    return number & (number - 1) == 0
+    return steps == 1 or (steps % _STEPS == 0 and (steps // _STEPS).bit_count() == 1)
 
 
 def _differs(optimizer: Any) -> bool:
@@ -228,14 +212,6 @@ def _process_set(optimizer: Any) -> str:
 def _send(
     when: str, optimizer: str, rates: Iterable[Any], named: Iterable[tuple[str, Any]]
 ) -> None:
-    """Send a note.
-
-    Args:
-        when: the note's key.
-        optimizer: a name.
-        rates: the learning rates of its groups of weights.
-        named: its weights.
-    """
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if cuda is not None and cuda.is_initialized() and cuda.is_current_stream_capturing():
         return
@@ -302,7 +278,7 @@ def _watch_fit(callbacks: Any) -> None:
     @instead_of(callbacks, "on_epoch_end")
     def on_epoch_end(plain: Any, epoch: int, logs: Any = None) -> None:
         plain(epoch, logs)
-        if _is_power_of_two(epoch + 1):
+        if (epoch + 1).bit_count() == 1:
             _send_keras(f"after epoch {epoch + 1}", model)
 
     @instead_of(callbacks, "on_train_end")

@@ -23,10 +23,8 @@ _around: dict[str, list[Around]] = {}
 def around_import(name: str, around: Around) -> None:
     """Execute a module inside a context manager, whenever it is imported from now on.
 
-    Args:
-        name: of the module.
-        around: returns the context manager for the module, which is still empty. Those of one
-            module are entered in the order in which they came.
+    ``around`` gets the module, which is still empty. Those of one module are entered in the order
+    in which they came.
     """
     managers = _around.setdefault(name, [])
     if around not in managers:
@@ -36,12 +34,7 @@ def around_import(name: str, around: Around) -> None:
 
 
 def when_imported(name: str, call: Callable[[], None]) -> None:
-    """Call a function when a module has been imported: now if it is already.
-
-    Args:
-        name: of the module.
-        call: the function.
-    """
+    """Call a function when a module has been imported: now if it is already."""
 
     @contextmanager
     def around(_: ModuleType) -> Iterator[None]:
@@ -55,8 +48,6 @@ def when_imported(name: str, call: Callable[[], None]) -> None:
 
 
 class _AroundFinder:
-    """An import finder for ``sys.meta_path``."""
-
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:

@@ -24,21 +24,16 @@ from horovod_runner.worker.imports.garbage import keep_imports_uncollected
 def install(hooks: Iterable[ImportHook], *, in_rank: bool = True) -> None:
     """Set up what happens in this process when a framework is imported.
 
-    A module that is imported already stays as it is, except for hooks that are only for ranks.
-
-    Args:
-        hooks: those of the run. One that is installed already runs no second time, as in a rank
-            that a fork server has forked.
-        in_rank: False in a fork server, which leaves out the hooks that are only for ranks, and
-            leaves what has failed to be told by the ranks.
+    A module that is imported already stays as it is, except for hooks that are only for ranks. A
+    hook that is installed already runs no second time, as in a rank that a fork server has forked.
+    The fork server (``in_rank=False``) leaves out the hooks that are only for ranks, and lets the
+    ranks tell what has failed.
     """
     keep_imports_uncollected()
     _hooks.install(hooks, in_rank=in_rank)
 
 
 class _Hooks:
-    """The import hooks of this process, and those that have failed."""
-
     def __init__(self) -> None:
         self._known: dict[ImportHook, None] = {}
         self._failed: dict[ImportHook, str] = {}  # why
@@ -113,12 +108,6 @@ _hooks = _Hooks()
 
 
 def _notice(framework: str, failed: dict[ImportHook, str]) -> str:
-    """What to tell the user about the hooks of a framework that have failed.
-
-    Args:
-        framework: its package.
-        failed: why each of them has failed.
-    """
     version = getattr(sys.modules.get(framework), "__version__", "of an unknown version")
     wrong = "; ".join(hook.without for hook in failed if hook.trains)
     rest = "; ".join(hook.without for hook in failed if not hook.trains)
@@ -147,7 +136,6 @@ def _function(name: str) -> Any:
 
 
 def _attributes(module: ModuleType) -> list[tuple[Any, dict[str, Any]]]:
-    """The attributes of a module and of its own classes."""
     # Not isinstance: it asks for __class__, at which deprecated names of torch warn.
     kinds = [each for each in vars(module).values() if issubclass(type(each), type)]
     own = [kind for kind in kinds if kind.__module__ == module.__name__]

@@ -31,11 +31,7 @@ def install_where_missing(modules: Iterable[str]) -> None:
 
 
 class ReplacementLoader:
-    """Loads a module that has the contents of another module.
-
-    Args:
-        replacement: the name of the other module.
-    """
+    """Loads a module that has the contents of another module."""
 
     def __init__(self, replacement: str) -> None:
         self._replacement = replacement

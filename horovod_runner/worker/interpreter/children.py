@@ -21,8 +21,7 @@ from horovod_runner.worker.interpreter import main_module, settings
 def give_to_children(spawn: types.ModuleType) -> None:
     """Have new processes get the definitions of ``__main__``, for an import hook.
 
-    Args:
-        spawn: ``multiprocessing.spawn``, or that of its fork `multiprocess`.
+    ``spawn`` is ``multiprocessing.spawn``, or that of its fork `multiprocess`.
     """
 
     @instead_of(spawn, "get_preparation_data")
@@ -36,20 +35,13 @@ def give_to_children(spawn: types.ModuleType) -> None:
 
 
 class _Preparation(dict[str, Any]):
-    """What a new process prepares itself with.
-
-    Args:
-        preparation: that of multiprocessing.
-        spawn: the name of its module.
-    """
-
     def __init__(self, preparation: dict[str, Any], spawn: str) -> None:
         super().__init__(preparation)
         self._spawn = spawn
 
     def __reduce__(self) -> tuple[Any, ...]:
         definitions = bytes(main_module.definitions)
-        return _prepare, (self._spawn, dict(self), definitions, settings.applied())
+        return _prepare, (self._spawn, dict(self), definitions, settings.applied)
 
 
 def _prepare(

@@ -22,11 +22,7 @@ definitions: bytes | memoryview = b""
 
 
 def make_main(name: str = "__main__") -> None:
-    """Put an empty module in the place of ``__main__``.
-
-    Args:
-        name: its ``__name__``, unless functions of ``__main__`` bring theirs.
-    """
+    """Put an empty module in the place of ``__main__``; functions of it may bring another name."""
     main = types.ModuleType(name)
     sys.modules["__main__"] = main
     if name == "__mp_main__" or "__mp_main__" in sys.modules:  # multiprocessing's name for it
@@ -39,24 +35,15 @@ def main_globals() -> dict[str, Any]:
 
 
 def cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Callable[..., Any]:
-    """A function with an empty ``functools.lru_cache``, in place of one of ``__main__``.
-
-    Args:
-        function: the function inside.
-        parameters: of the cache.
-    """
+    """A function with an empty ``functools.lru_cache``, in place of one of ``__main__``."""
     wrapped: Callable[..., Any] = functools.lru_cache(**parameters)(function)
     return wrapped
 
 
 def load_call(data: bytes) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """Load what ``run.pickling.pickle_call`` has pickled; keep its first part for other processes.
+    """Load what ``run.pickling.pickle_call`` has pickled: main and its arguments.
 
-    Args:
-        data: the pickles.
-
-    Returns:
-        main and its arguments.
+    Keeps the first part for other processes.
     """
     global definitions  # noqa: PLW0603 - a process has one __main__
     file = io.BytesIO(data)

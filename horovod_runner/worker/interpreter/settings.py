@@ -12,7 +12,8 @@ from horovod_runner.worker.interpreter import warning_filters
 if TYPE_CHECKING:
     from horovod_runner.wire.log_settings import LogSettings
 
-_applied: tuple[LogSettings | None, Sequence[warning_filters.Filter]] = None, ()
+#: The arguments of :func:`apply`, for processes that this one starts.
+applied: tuple[LogSettings | None, Sequence[warning_filters.Filter]] = None, ()
 
 
 def taken() -> tuple[LogSettings | None, tuple[warning_filters.Filter, ...]]:
@@ -26,14 +27,9 @@ def taken() -> tuple[LogSettings | None, tuple[warning_filters.Filter, ...]]:
 
 
 def apply(log_settings: LogSettings | None, filters: Sequence[warning_filters.Filter]) -> None:
-    """Set up this process.
-
-    Args:
-        log_settings: of logging; None leaves it as it is. Not before the process imports it.
-        filters: of warnings.
-    """
-    global _applied  # noqa: PLW0603 - a process is set up once
-    _applied = log_settings, filters
+    """Set up warnings, and logging once it is imported; None leaves logging as it is."""
+    global applied  # noqa: PLW0603 - a process is set up once
+    applied = log_settings, filters
     warning_filters.apply(filters)
 
     def set_up_logging() -> None:
@@ -45,8 +41,3 @@ def apply(log_settings: LogSettings | None, filters: Sequence[warning_filters.Fi
 
     if log_settings is not None:
         when_imported("logging", set_up_logging)
-
-
-def applied() -> tuple[LogSettings | None, Sequence[warning_filters.Filter]]:
-    """The arguments of :func:`apply`, for processes that this one starts."""
-    return _applied

@@ -37,11 +37,7 @@ def _pattern(given: re.Pattern[str] | str | None) -> str | None:
 
 
 def apply(filters: Sequence[Filter]) -> None:
-    """Put filters before those of this process.
-
-    Args:
-        filters: those of the driver. Most are Python's own, which this process has, too.
-    """
+    """Put the driver's filters before those of this process. Most are Python's own, as here."""
     own = {*taken()}
     for each in reversed([each for each in filters if each not in own]):
         _add(each)

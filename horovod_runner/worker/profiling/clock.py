@@ -19,9 +19,7 @@ class Clock:
         seconds: of the main thread: "data" (waiting for a batch), "report", "checkpoint".
         stages: of all threads, by what they do for a feed: "gather", "convert", "decode COLUMN",
             "transform", "pack"; "idle": the framework has not asked for the next batches.
-        batches: how many batches the feeds have handed over.
         cells: numbers in the first part of these batches.
-        reports: how many reports ``main`` has sent.
         after: called after each batch, report and step of an optimizer, in the thread that has made
             it; must not raise. The profiler of the framework sets it.
     """

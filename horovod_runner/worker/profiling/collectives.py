@@ -69,7 +69,6 @@ class Totals(NamedTuple):
     """What the collectives of a rank have taken since its start.
 
     Attributes:
-        collectives: how many there were.
         bytes: of all their tensors.
         waiting: seconds in which ``main`` was blocked in ``synchronize`` before a collective began.
         moving: seconds in which it was blocked while one was going on.
@@ -128,11 +127,7 @@ class CollectiveLog:
         self._in_graph = (0.0, 0.0)
 
     def take(self, most: int) -> list[Collective]:
-        """Return some of the collectives that have ended since the last call.
-
-        Args:
-            most: how many; see :func:`chosen`.
-        """
+        """Return some collectives that have ended since the last call, see :func:`chosen`."""
         if self._read is None:
             self._read = _reader()
             if self._read is None:

@@ -22,12 +22,7 @@ _MOST_WAITS: Final = 10
 
 
 class FlightRecorder:
-    """The collectives of this process since the last call of :meth:`take`.
-
-    Attributes:
-        count: how many were seen.
-        bytes: of all their tensors.
-    """
+    """The collectives of this process since the last call of :meth:`take`."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -78,8 +73,7 @@ class FlightRecorder:
     def waits(self, seconds: float) -> list[Waiting]:
         """The collectives that had not ended at the last call of :meth:`take`.
 
-        Args:
-            seconds: how long ago this rank must have entered them.
+        This rank must have entered them so many seconds ago.
         """
         before = time.monotonic() - seconds
         entered = [each for each in self._unended if self._begun[each["record_id"]] < before]

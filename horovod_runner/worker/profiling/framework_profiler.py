@@ -16,10 +16,12 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from horovod_runner.common.text import bytes_text, sizes_text
+from horovod_runner.common.threads import start_thread
 from horovod_runner.wire.messages import MOST_TRACE_BYTES, TraceName
 from horovod_runner.worker.profiling.clock import clock
 from horovod_runner.worker.profiling.collectives import CollectiveLog
@@ -59,17 +61,12 @@ class FrameworkProfiler:
         clock.after = self._after_step
         os.register_at_fork(after_in_child=self._after_fork)
         self._ended = threading.Event()
-        self._thread = threading.Thread(
-            target=self._watch_tensorflow, name="horovod_runner-framework-profile", daemon=True
-        )
-        self._thread.start()
+        self._thread = start_thread("framework-profile", self._attempt, self._record_tensorflow)
 
     def finish(self, *, ok: bool) -> None:
         """End the recording, and write the steps that were recorded.
 
-        Args:
-            ok: whether ``main`` has returned. Only then too few steps are a reason to call
-                ``fail``.
+        Too few steps are a reason to call ``fail`` only if ``main`` has returned (``ok``).
         """
         self._ended.set()
         self._thread.join()
@@ -166,13 +163,9 @@ class FrameworkProfiler:
         written = Path(f"{self._path}.json")
         profiler.export_chrome_trace(str(written))
         # In a thread: compressing takes longer than writing, and the training can continue.
-        self._packing = threading.Thread(
-            target=self._attempt,
-            args=(lambda: self._pack(written),),
-            name="horovod_runner-framework-profile",
-            daemon=True,
+        self._packing = start_thread(
+            "framework-profile", self._attempt, partial(self._pack, written)
         )
-        self._packing.start()
 
     def _pack(self, written: Path) -> None:
         part = Path(f"{self._path}.json.part")
@@ -193,9 +186,6 @@ class FrameworkProfiler:
                 "torch.profiler in main for a part of a step."
             )
         os.replace(part, f"{self._path}.{name}")
-
-    def _watch_tensorflow(self) -> None:
-        self._attempt(self._record_tensorflow)
 
     def _record_tensorflow(self) -> None:
         collectives = CollectiveLog()

@@ -19,6 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from horovod_runner.common.descriptors import free_front
+from horovod_runner.common.threads import start_thread
 from horovod_runner.wire.framing import complete, frame, unframe
 from horovod_runner.worker.imports.patches import instead_of
 from horovod_runner.worker.profiling.clock import cells, clock
@@ -43,11 +44,7 @@ _decode: Final = msgspec.msgpack.Decoder(_SeenLines).decode
 class LoaderWatch:
     """Watches the DataLoaders of this process, once torch is imported.
 
-    Args:
-        monotonic: the time in seconds, for the processes of DataLoaders.
-
     Attributes:
-        batches: how many batches they have handed over.
         cells: numbers in the first part of these batches.
         total: microseconds for which processes of DataLoaders were looked at.
         stacks: microseconds for which each stack was seen.
@@ -116,11 +113,6 @@ class _LookingLoop:
     """Torch's function of a DataLoader process, with a thread that looks at its lines.
 
     Where processes are started anew and not forked, the file is not theirs, and nobody looks.
-
-    Args:
-        loop: torch's function.
-        file: the descriptor of the file in memory.
-        monotonic: the time in seconds.
     """
 
     def __init__(self, loop: Any, file: int, monotonic: Callable[[], float]) -> None:
@@ -153,8 +145,7 @@ class _OwnLines:
         self._monotonic = monotonic
         self._ended = threading.Event()
         self._sampler = Sampler(clock=monotonic)
-        self._thread = threading.Thread(target=self._run, name="horovod_runner-lines", daemon=True)
-        self._thread.start()
+        self._thread = start_thread("lines", self._run)
 
     def finish(self) -> None:
         """Write the rest."""

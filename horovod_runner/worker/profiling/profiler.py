@@ -8,13 +8,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from types import CodeType
 from typing import Any, Final
 
 from msgspec.structs import replace
 
-from horovod_runner.common.clocks import process_clock
+from horovod_runner.common.clocks import process_clock, scheduled
 from horovod_runner.wire.measurements import UNKNOWN, Lines, Profile, Thread, Waits
 from horovod_runner.worker.profiling.clock import clock
 from horovod_runner.worker.profiling.collectives import TORCH_SET, Collective, CollectiveLog, chosen
@@ -36,14 +35,11 @@ class Profiler:
     """Measures from its start to :meth:`finish`, in a thread of its own.
 
     Args:
-        rank: this rank's number.
-        size: the number of ranks.
         send: sends a summary, or drops it where there is no room; must not wait.
         send_news: sends the lines that the main thread was seen at, and the collectives that it
             waits in; may wait.
         outermost: the calls of this function, and those around it, are no lines of interest.
         stall_seconds: how long a collective of torch.distributed lasts until the driver is told.
-        flight_recorder: knows the collectives of torch.distributed; None: torch's own.
     """
 
     def __init__(
@@ -178,8 +174,8 @@ class Profiler:
         monotonic, wall = time.monotonic(), process_clock()
         totals, of_torch = self._collectives.totals, self._flight_recorder
         times = os.times()
-        main_cpu, starved = _scheduled(os.getpid())
-        _, no_core = _scheduled(self._thread.native_id or 0)
+        main_cpu, starved = scheduled(os.getpid()) or (0.0, 0.0)
+        _, no_core = scheduled(self._thread.native_id or 0) or (0.0, 0.0)
         return Profile(
             self._rank,
             wall,
@@ -226,7 +222,6 @@ def _lines(rank: int, thread: Thread, total: int, seen: Mapping[Stack, int]) -> 
 
 
 def _since(before: Profile, now: Profile) -> Profile:
-    """What there was between two moments."""
     changes: dict[str, Any] = {}
     for name in Profile.__struct_fields__:
         first, last = getattr(before, name), getattr(now, name)
@@ -240,29 +235,14 @@ def _since(before: Profile, now: Profile) -> Profile:
 def _blocked(summary: Profile, share: float) -> float:
     """Seconds in which the main thread did nothing, in calls of torch that wait for collectives.
 
-    Args:
-        summary: of the time.
-        share: of the time in which it was seen in such calls.
+    ``share`` is the share of the time in which it was seen in such calls.
     """
     known = sum(summary.spent.values())  # in which it waited for something else
     idle = summary.seconds - known - summary.main_cpu - summary.starved
     return max(0.0, min(idle, summary.seconds * share))
 
 
-def _scheduled(thread: int) -> tuple[float, float]:
-    """Seconds in which a thread has run, and in which it could have but had no core.
-
-    Linux counts both; see its documentation of schedstats.
-    """
-    with suppress(OSError, ValueError):
-        with open(f"/proc/self/task/{thread}/schedstat", "rb") as file:
-            ran, waited, _ = file.read().split()
-        return int(ran) * 1e-9, int(waited) * 1e-9
-    return 0.0, 0.0
-
-
 def _torch_threads() -> int:
-    """With how many threads torch computes; 0 if it is not imported."""
     count = getattr(sys.modules.get("torch"), "get_num_threads", None)
     return 0 if count is None else int(count())
 

@@ -37,10 +37,6 @@ class Pace:
 
     Make it in that thread.
 
-    Args:
-        clock: the time in seconds.
-        computed: the CPU time of this thread.
-
     Attributes:
         seconds: between two looks: from 0.02 to 0.1.
     """
@@ -72,11 +68,9 @@ class Sampler:
 
     Args:
         outermost: the calls of this function, and those around it, are left out.
-        clock: the time in seconds.
 
     Attributes:
         total: microseconds that the looks stand for.
-        late_looks: how many times it has looked at the other threads.
     """
 
     def __init__(

@@ -49,26 +49,21 @@ class OptimizerSteps:
     """Counts the steps of torch's optimizers.
 
     Several optimizers take turns (as in a GAN): the one that has made the most steps counts.
+
+    Attributes:
+        count: how many steps there were, also of optimizers that no longer exist.
     """
 
     def __init__(self) -> None:
+        self.count = 0
         self._outer_steps = OuterSteps()
         self._counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._most = 0  # also of optimizers that no longer exist
-
-    @property
-    def count(self) -> int:
-        """How many steps there were."""
-        return self._most
 
     def watch(self, module: Any) -> None:
-        """Count from now on.
+        """Count from now on; called with ``torch.optim.optimizer`` when that is imported.
 
-        Call it when the module is imported: torch goes through these functions at each step, and
-        they must not change meanwhile.
-
-        Args:
-            module: ``torch.optim.optimizer``.
+        Later would be wrong: torch goes through these functions at each step, and they must not
+        change meanwhile.
         """
         module.register_optimizer_step_pre_hook(self._enter)
         module.register_optimizer_step_post_hook(self._leave)
@@ -80,7 +75,7 @@ class OptimizerSteps:
         if not self._outer_steps.end(optimizer):
             return
         steps = self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
-        self._most = max(self._most, steps)
+        self.count = max(self.count, steps)
         clock.end_step()
 
 

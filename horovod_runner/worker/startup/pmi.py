@@ -25,13 +25,7 @@ _MAPPING = "PMI_process_mapping"
 
 
 class Pmi:
-    """The PMI server of one worker.
-
-    Args:
-        rank: the worker's.
-        assignment: the rank's.
-        send: sends the driver a request that needs all ranks.
-    """
+    """The PMI server of one worker."""
 
     def __init__(
         self, rank: int, assignment: Assignment, send: Callable[[Fence | Lookup], None]

@@ -79,11 +79,7 @@ _KEPT: Final = ("SLURM_CONF", "SLURM_TMPDIR")
 
 
 def inherited_environment(given: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment variables that a process passes on to its workers.
-
-    Args:
-        given: the process's variables; None for those of this process.
-    """
+    """The environment variables that a process, by default this one, passes on to its workers."""
     withheld = {*_WITHHELD, *_OF_LAUNCHERS}
     variables = {
         name: value
@@ -133,18 +129,11 @@ def torch_distributed_variables(slot: Slot, assignment: Assignment) -> dict[str,
     }
 
 
-def interface_variables(slot: Slot) -> dict[str, str]:
-    """Bind Horovod's Gloo, NCCL and torch's Gloo to the job's network interface."""
-    names = ("HOROVOD_GLOO_IFACE", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
-    return dict.fromkeys(names, slot.interface)
-
-
 def gloo_variables(slot: Slot, limits: Limits = DEFAULTS) -> dict[str, str]:
-    """Gloo's network interface and its timeout."""
-    return {
-        **interface_variables(slot),
-        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(math.ceil(limits.gloo)),
-    }
+    """Bind Horovod's Gloo, NCCL and torch's Gloo to the job's network; and Gloo's timeout."""
+    names = ("HOROVOD_GLOO_IFACE", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+    timeout = {"HOROVOD_GLOO_TIMEOUT_SECONDS": str(math.ceil(limits.gloo))}
+    return dict.fromkeys(names, slot.interface) | timeout
 
 
 def mpi_variables(interface: str) -> dict[str, str]:
@@ -244,16 +233,10 @@ def worker_variables(
     *,
     limits: Limits = DEFAULTS,
 ) -> dict[str, str]:
-    """All variables of one rank's worker.
+    """All variables of one rank's worker, on a host where the job may use so many cores.
 
-    Args:
-        slot: the rank's.
-        assignment: the rank's.
-        cores: how many cores of this host the job may use.
-        gpus: from :func:`horovod_runner.host.gpus.environment`.
-        user: the user's variables. They override the defaults, but not the variables that identify
-            the rank and its GPUs.
-        limits: Gloo's is among them.
+    Those of the user override the defaults, but not the variables that identify the rank and its
+    GPUs (see :func:`horovod_runner.host.gpus.environment`).
     """
     defaults = {
         **gloo_variables(slot, limits),

@@ -17,13 +17,13 @@ import hmac
 import re
 import secrets
 import socket
-import threading
 from collections import Counter
 from contextlib import suppress
 from typing import Any
 from weakref import WeakValueDictionary
 
 from horovod_runner.common.limits import DEFAULTS, Limits
+from horovod_runner.common.threads import start_thread
 from horovod_runner.errors import LaunchError
 
 # The scopes and keys of gloo_context.cc, of Gloo's rendezvous/context.cc, and of spmd/mesh.py.
@@ -48,14 +48,9 @@ class Rendezvous:
     Args:
         host: the only IPv4 address to listen on.
         size: the number of ranks; bounds the size of values.
-        token: the secret part of the path; None for a random one.
-        limits: for a request, and for a key that has no value yet.
-        total_bytes: how much memory all values may take.
 
     Attributes:
         address: for ``HOROVOD_GLOO_RENDEZVOUS_ADDR``, including the token.
-        port: for ``HOROVOD_GLOO_RENDEZVOUS_PORT``.
-        requests: the number of requests served, by method.
         refused: the number of requests answered with 400, 403 or 413.
 
     Raises:
@@ -66,14 +61,13 @@ class Rendezvous:
         self,
         host: str,
         size: int,
-        token: str | None = None,
         *,
         limits: Limits = DEFAULTS,
         total_bytes: int = _TOTAL_BYTES,
     ) -> None:
         self._limits = limits
         self._total_bytes = total_bytes
-        self._token = token or secrets.token_urlsafe(24)
+        self._token = secrets.token_urlsafe(24)
         self._value_limit = _ADDRESS_BYTES * max(size, 16)
         self._values: dict[str, bytes] = {}
         self._bytes = 0
@@ -95,10 +89,7 @@ class Rendezvous:
         self.address = f"{host}:{self.port}/{self._token}"
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
-        self._thread = threading.Thread(
-            target=self._run, args=[listener], name="horovod_runner-rendezvous", daemon=True
-        )
-        self._thread.start()
+        self._thread = start_thread("rendezvous", self._run, listener)
 
     def __enter__(self) -> Rendezvous:
         return self
