@@ -70,15 +70,10 @@ class _Short(reprlib.Repr):
             return HIDDEN
         return self.repr1(value, level)
 
-    def repr_set(self, value: set[Any], level: int) -> str:
-        if len(value) > self.maxset:
+    def repr1(self, value: Any, level: int) -> str:
+        if isinstance(value, set | frozenset) and len(value) > self.maxset:
             return f"<{type(value).__name__} of {len(value):,} values>"
-        return super().repr_set(value, level)
-
-    def repr_frozenset(self, value: frozenset[Any], level: int) -> str:
-        if len(value) > self.maxfrozenset:
-            return f"<{type(value).__name__} of {len(value):,} values>"
-        return super().repr_frozenset(value, level)
+        return super().repr1(value, level)
 
     def repr_instance(self, value: Any, level: int) -> str:
         if value is None or isinstance(value, bool):

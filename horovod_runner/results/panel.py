@@ -47,10 +47,6 @@ class Panel(Progress):
 
     Where no frontend is known that shows widgets, lines of text are printed as well, as without a
     terminal: otherwise whoever executes a notebook without a browser would see nothing.
-
-    Args:
-        first_seconds: a run that is shorter loads no widgets.
-        line_seconds: as for :class:`Progress`.
     """
 
     def __init__(

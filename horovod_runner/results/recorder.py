@@ -21,15 +21,7 @@ _KEPT_DETAILS: Final = 32
 
 
 class Recorder:
-    """Adds events to a run, in the order in which they happened.
-
-    Args:
-        run: the run.
-        most_characters: how much of the output is kept.
-        most_pieces: how many pieces of output are kept.
-        most_attempts: how many attempts are kept: half of them the first, half the latest.
-        most_details: of how many of them the details are kept, likewise.
-    """
+    """Adds events to a run, in the order in which they happened."""
 
     def __init__(
         self,
@@ -48,12 +40,7 @@ class Recorder:
         self._characters = sum(len(line.text) for line in run._lines)
 
     def add(self, events: Sequence[Event], now: float) -> None:
-        """Add events.
-
-        Args:
-            events: in order; reports of one rank together, for they may be many.
-            now: when they arrived, in seconds since 1970.
-        """
+        """Add events, in order, that arrived at a moment; reports of one rank together."""
         reports = [event for event in events if isinstance(event, Report)]
         if reports:
             self._add_reports(reports, now)
@@ -115,20 +102,14 @@ class Recorder:
         run = self._run
         run.attempts.append(attempt)
         run.timings.launched = run.timings.launched or attempt.started
-        self._cut_attempts()
-
-    def _cut_attempts(self) -> None:
-        """Of an attempt in the middle, drop the details; of very many, drop one as a whole."""
-        attempts = self._run.attempts
-        if len(attempts) > self._most_details:
-            attempt = attempts[-1 - self._most_details // 2]
-            if attempt.hosts:
-                attempt.hosts = []
-            if attempt.details:
-                attempt.details = DETAILS_LEFT_OUT
-        if len(attempts) > self._most_attempts:
-            del attempts[self._most_attempts // 2]
-            self._run.attempts_cut += 1
+        # Of an attempt in the middle the details are dropped; of very many, one as a whole.
+        if len(run.attempts) > self._most_details:
+            middle = run.attempts[-1 - self._most_details // 2]
+            middle.hosts = []
+            middle.details = DETAILS_LEFT_OUT if middle.details else ""
+        if len(run.attempts) > self._most_attempts:
+            del run.attempts[self._most_attempts // 2]
+            run.attempts_cut += 1
 
     def _keep(self, line: Line) -> None:
         run = self._run

@@ -24,9 +24,9 @@ import psutil
 from horovod_runner.common.text import align_columns, spans
 from horovod_runner.errors import HorovodRunnerError
 from horovod_runner.results import saved_run
+from horovod_runner.results.private_files import state_folder
 from horovod_runner.results.run import Run
 from horovod_runner.results.run_log import RunState
-from horovod_runner.results.state import state_folder
 from horovod_runner.task.warm.protocol import NO_RUN
 from horovod_runner.wire.job_file import RUN_VARIABLE
 
@@ -39,14 +39,11 @@ class Entry(msgspec.Struct):
     """The file that a driver writes about its run.
 
     Attributes:
-        main: the name of the function.
         where: "local", a Spark master, or "slurm job 12".
-        host, pid: host name and process id of the driver.
         created: when the driver's process was created, in seconds since the epoch: the system
             reuses process ids.
         born: the same as the kernel counts it, see :func:`born`; empty from older versions. The
             other moves when the machine's clock is set.
-        began: when the run began, in seconds since the epoch.
         ranks: (rank, host, process id) of all ranks, once they have started.
     """
 
@@ -110,11 +107,7 @@ class ListedRun(msgspec.Struct):
 def find(
     listed: Callable[[], Mapping[str, Sequence[psutil.Process]]] | None = None,
 ) -> list[ListedRun]:
-    """Return all runs of this user, oldest first.
-
-    Args:
-        listed: returns the processes of the runs of this machine, by run id; None: reads them.
-    """
+    """Return all runs of this user, oldest first."""
     entries = {entry.run_id: entry for entry in _entries()}
     processes = (listed or _processes)()
     runs = []
@@ -137,11 +130,7 @@ def entry_of(run_id: str) -> Entry | None:
 
 
 def running(start: str = "") -> list[str]:
-    """Return the ids of this user's runs whose driver runs on this machine, the latest first.
-
-    Args:
-        start: how the ids begin.
-    """
+    """Return the ids of this user's runs whose driver runs on this machine, the latest first."""
     entries = [entry for entry in _entries() if entry.run_id.startswith(start) and entry.alive]
     return [entry.run_id for entry in sorted(entries, key=lambda entry: -entry.began)]
 
@@ -160,15 +149,7 @@ def status_now(run: Run | RunState) -> str:
 
 
 def write_log(run_id: str, seconds: float = 10.0) -> bool:
-    """Ask the driver of a run to write its log, and wait until it has.
-
-    Args:
-        run_id: of a run whose driver is on this machine.
-        seconds: how long to wait.
-
-    Returns:
-        Whether it was written; also if the run has ended meanwhile.
-    """
+    """Have the driver of a run write its log; returns whether it has, or has ended, in time."""
     path = saved_run.path_of(run_id)
     before = version(path)
     if not ask_to_write(run_id):
@@ -182,11 +163,7 @@ def write_log(run_id: str, seconds: float = 10.0) -> bool:
 
 
 def ask_to_write(run_id: str) -> bool:
-    """Ask the driver of a run to write its log. Never waits.
-
-    Returns:
-        Whether there is a driver that can be asked.
-    """
+    """Ask the driver of a run to write its log, without waiting; returns whether there is one."""
     return _tell_driver(run_id, WRITE)
 
 
@@ -266,10 +243,6 @@ def as_json(runs: Iterable[ListedRun]) -> str:
 
 def stop(run: ListedRun, seconds: float) -> str:
     """End a run: first through its driver if that runs, then by signals to what is left here.
-
-    Args:
-        run: the run to end.
-        seconds: how long the driver may take.
 
     Returns:
         Why the run has not ended; empty if it has.

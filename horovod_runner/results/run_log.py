@@ -27,11 +27,10 @@ from horovod_runner.common.slots import Controller, RankInfo
 from horovod_runner.common.text import without_password
 from horovod_runner.errors import HorovodRunnerError
 from horovod_runner.results.metrics_table import MetricRows, Metrics
-from horovod_runner.results.private_files import replaced
+from horovod_runner.results.private_files import MORE_ROOM, replaced
 from horovod_runner.results.recorder import Recorder
 from horovod_runner.results.run import Attempt, Line, Run, Timings
 from horovod_runner.results.slowness.profile import RunProfile, SavedProfile
-from horovod_runner.results.state import MORE_ROOM
 from horovod_runner.wire import events
 from horovod_runner.wire.events import Event, Status, TraceFile
 from horovod_runner.wire.framing import LENGTH, frame
@@ -137,13 +136,6 @@ class RunLog:
 
     A run goes on if its file cannot be written.
 
-    Args:
-        run: the run.
-        path: the file; None: there is none.
-        clock: the time in seconds since 1970; None: the run's clock.
-        flush_seconds: events are written after this time, or when they are many.
-        least_appended: how many bytes are appended at least before the file is written anew.
-
     Attributes:
         problem: why the file does not have the last events, for the user; empty if it has, or if
             the folder is not for writing.
@@ -205,7 +197,10 @@ class RunLog:
         try:
             most = max(self._least_appended, _APPENDED_SHARE * self._begun_with)
             if not self._is_begun or self._appended > most:
-                self._begin_anew(path)
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._begun_with = save(self._run, path, self._clock())
+                _make_latest(path)
+                self._is_begun, self._appended = True, 0
             elif pending:
                 self._append(path, b"".join(_frame(*each) for each in pending))
         except OSError as error:  # the next time there may be room
@@ -216,13 +211,6 @@ class RunLog:
                     f"{write_problem(error, path.parent)}. `horovod-runner report` and "
                     f"load_run do not find the run. {MORE_ROOM}"
                 )
-
-    def _begin_anew(self, path: Path) -> None:
-        """Write what the run is now in place of all events."""
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._begun_with = save(self._run, path, self._clock())
-        _make_latest(path)
-        self._is_begun, self._appended = True, 0
 
     def _append(self, path: Path, data: bytes) -> None:
         with path.open("r+b") as file:  # which fails where somebody has removed it
@@ -239,11 +227,7 @@ class RunLog:
 
 
 def save(run: Run, path: str | os.PathLike[str], now: float | None = None) -> int:
-    """Write a run to a file that only this user can read; replaces it at once.
-
-    Returns:
-        The size of the file.
-    """
+    """Write a run to a file for this user alone, which replaces it at once; returns its size."""
     path = Path(path)
     at = time.time() if now is None else now
     with replaced(path) as file:
@@ -265,12 +249,6 @@ def _make_latest(path: Path) -> None:
 
 class LogReader:
     """Reads the log of a run, also while it is written.
-
-    Args:
-        path: the file.
-
-    Attributes:
-        run: the run as it was when :meth:`read` was called last.
 
     Raises:
         HorovodRunnerError: the file cannot be read, or is not the log of a run.
@@ -330,11 +308,7 @@ def _events(file: BinaryIO) -> Iterator[tuple[float, Event]]:
 
 
 def load(path: str | os.PathLike[str]) -> Run:
-    """Read a run. What it says is as it was when the file was written.
-
-    Raises:
-        HorovodRunnerError: the file cannot be read, or is not the log of a run.
-    """
+    """Read a run. What it says is as it was when the file was written."""
     return LogReader(path).run
 
 

@@ -20,9 +20,9 @@ from horovod_runner.host.folders.folder import local_path
 from horovod_runner.host.folders.opening import open_folder
 from horovod_runner.host.scratch import temporary_folder
 from horovod_runner.results import run_log
+from horovod_runner.results.private_files import state_folder
 from horovod_runner.results.run import Run
 from horovod_runner.results.run_log import RunState
-from horovod_runner.results.state import state_folder
 from horovod_runner.wire.events import Status
 
 SUFFIX: Final = ".run"
@@ -52,15 +52,7 @@ def path_of(run_id: str) -> Path:
 
 
 def new_path(run_id: str, most_runs: int = _KEPT_RUNS) -> Path | None:
-    """The file for the log of a run; deletes the oldest ones.
-
-    Args:
-        run_id: the run's.
-        most_runs: how many logs are kept.
-
-    Returns:
-        The file; None where there is no home folder.
-    """
+    """The file for the log of a run, None without a home folder; deletes the oldest ones."""
     with suppress(RuntimeError):  # of Path.home()
         _delete_old(most_runs - 1)
         return path_of(run_id)

@@ -149,13 +149,7 @@ class MLflowSink(MeasuringSink):
             self._begun.set()
 
     def run_for_ranks(self, patience: float) -> MLflowRun | None:
-        """The MLflow run that rank 0 joins with what it logs itself.
-
-        Args:
-            patience: seconds to wait for its begin.
-
-        Returns:
-            None where the sink has failed.
+        """The MLflow run that rank 0 joins with what it logs itself; None if the sink has failed.
 
         Raises:
             TimeoutError: MLflow has not answered in time.
@@ -266,13 +260,7 @@ class MLflowSink(MeasuringSink):
 
 
 def run_for_ranks(tracking_uri: str, run_id: str, experiment_id: str) -> MLflowRun:
-    """Describe an MLflow run for the ranks, with MLflow's settings on this driver.
-
-    Args:
-        tracking_uri: where it is stored.
-        run_id: MLflow's id.
-        experiment_id: of its experiment.
-    """
+    """Describe an MLflow run for the ranks, with MLflow's settings on this driver."""
     uri = absolute(tracking_uri)
     variables = {name: value for name, value in os.environ.items() if name.startswith("MLFLOW_")}
     variables.pop("MLFLOW_EXPERIMENT_NAME", None)  # it has an id

@@ -9,8 +9,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from horovod_runner.sinks.sink import Sink
-from horovod_runner.sinks.steps import StepCounter
+from horovod_runner.sinks.sink import Sink, StepCounter
 from horovod_runner.sinks.streams import columns, for_notices, in_notebook, write
 
 if TYPE_CHECKING:
@@ -33,11 +32,6 @@ class Progress(Sink):
 
     What rank 0 waits for is shown where it is a large share of its time. Nothing is shown before
     the first report. ``report(total_steps=...)`` gives the bar its end.
-
-    Args:
-        width: the width of the terminal; 0 without one.
-        line_seconds: between two lines of text.
-        clock: the time in seconds.
     """
 
     def __init__(

@@ -128,7 +128,6 @@ class _EventFile:
     """One event file, in the format "brain.Event:2".
 
     Args:
-        folder: where the file goes; created if it does not exist.
         params: the run's parameters as Markdown; empty to write none.
 
     Attributes:

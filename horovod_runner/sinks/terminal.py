@@ -27,15 +27,10 @@ _MAX_SPANS = 4
 
 
 class TerminalSink(Sink):
-    """Prints what the ranks print, and notices.
+    """Prints what the ranks print, and notices; the progress bar stays below the text.
 
-    Args:
-        size: the number of ranks. With more than one, each line of output names its rank. With more
-            than 16, a line that several ranks print at about the same time is printed once, with
-            their numbers, or with how many they are.
-        progress: the progress bar that stays below the printed text; None if there is no bar.
-        width: the width of the terminal; 0 without one.
-        clock: the time in seconds.
+    With several ranks each line names its rank. With more than 16, a line that several print at
+    about the same time is printed once, with their numbers, or with how many they are.
     """
 
     def __init__(

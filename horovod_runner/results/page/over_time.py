@@ -31,7 +31,6 @@ class _Quantity:
     """A number that is measured of machines.
 
     Attributes:
-        title: of its chart.
         unit: of its values; values in bytes get a prefix.
         amount: what a measurement adds to its interval: the number times seconds, or a count.
         of_rank: whether each rank has its own, so that the ranks of a host are added up.
@@ -67,8 +66,9 @@ class _Axis:
             np.linspace(0.5, timeline.count - 0.5, timeline.count) * timeline.width / factor
         )
         self.ends = (0.0, timeline.count * timeline.width / factor)
-        begun = view.restarts(timeline.start)
-        self.marks = {attempt: seconds / factor for attempt, seconds in begun.items()}
+        self.marks = {
+            each.number: (each.started - timeline.start) / factor for each in view.run.attempts[1:]
+        }
 
     def chart(
         self,

@@ -26,7 +26,6 @@ class Timeline:
     Attributes:
         start: seconds since the epoch.
         width: seconds of an interval.
-        count: the number of intervals.
     """
 
     start: float
@@ -36,12 +35,7 @@ class Timeline:
     def sums(
         self, rows: Sequence[Row], values: Callable[[Row], Sequence[float]], offset: float = 0.0
     ) -> NDArray[np.float64]:
-        """Add up amounts in each interval.
-
-        Args:
-            rows: the measurements of one rank, at least one.
-            values: the amounts of a measurement.
-            offset: seconds by which the clock of the rank's host is ahead.
+        """Add up amounts in each interval; ``offset`` is by how much the rank's clock is ahead.
 
         Returns:
             A row for each interval: the seconds that are known, and the sum of each amount; NaN
@@ -58,16 +52,7 @@ class Timeline:
 
 
 def timeline_of(run: Run, every: Iterable[Sequence[Row]], end: float) -> Timeline | None:
-    """Choose the intervals for measurements of a run.
-
-    Args:
-        run: the run.
-        every: the measurements of each rank.
-        end: of the run, or of what is known of it; in seconds since the epoch.
-
-    Returns:
-        At most 120 intervals, none shorter than a typical measurement; None without measurements.
-    """
+    """At most 120 intervals, none shorter than a typical measurement; None without measurements."""
     rows = [row for some in every for row in some]
     if not rows:
         return None

@@ -32,15 +32,6 @@ class Arrivals:
 
     A context manager. A trace for a folder of the user's is put together on a local disk: that
     folder may be on a store where files cannot be appended to.
-
-    Args:
-        run_id: the run's.
-        wanted: the option ``torch_profiler``.
-        most_of_rank: how many bytes a rank's trace may have.
-        most: how many all traces may have beside the run's record.
-
-    Attributes:
-        count: how many are complete.
     """
 
     def __init__(

@@ -38,12 +38,7 @@ class HorovodTimeline:
     Its times count from the start of Horovod on rank 0. Horovod writes that moment, by the clock of
     rank 0's host, into the first event (timeline.cc, WriteAtFileStart).
 
-    Args:
-        path: of the file.
-
     Attributes:
-        rank: 0, which writes it.
-        path: of the file.
         is_complete: whether its end was there, once its events have been read.
         began: the start of Horovod, in seconds since the Unix epoch by rank 0's clock.
 
@@ -133,13 +128,7 @@ class _Spans:
 class TorchTrace:
     """A trace of torch's profiler (Kineto): threads of the rank's process.
 
-    Args:
-        rank: the rank that wrote it.
-        path: of the file.
-
     Attributes:
-        rank: the rank that wrote it.
-        path: of the file.
         is_complete: whether its end was there, once its events have been read.
         began: when it began, in seconds since the Unix epoch by the clock of the rank's host.
 

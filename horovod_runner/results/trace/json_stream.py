@@ -17,10 +17,6 @@ _BETWEEN: Final = re.compile(r"[\s,]*")
 class JsonArray:
     """The objects of an array in a file; iterate over it once.
 
-    Args:
-        file: the file.
-        opening: a pattern for the text up to and with the array's bracket.
-
     Attributes:
         head: the text before the array.
         is_complete: whether the array has been read to its end; a rank that was killed while it
