@@ -216,8 +216,8 @@ def _error(attempt: Attempt) -> str:
 
 def _where(options: Options) -> str:
     """How many ranks there are to be, and where, in words."""
-    count = f"{abs(options.least)} to {abs(options.most)}" if options.elastic else ""
-    count = count or str(abs(options.most))
+    least = f"{abs(options.least)} to " if options.elastic else ""
+    count = f"{least}{abs(options.most)}"
     ranks = "all slots" if count == "0" else f"{count} rank{'s' * (count != '1')}"
     if options.local:
         return f"{ranks}, processes on this machine"

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import msgspec
-import psutil
 
 from horovod_runner.common.files import is_full, write_problem
 from horovod_runner.common.slots import RankInfo
@@ -40,9 +39,8 @@ class Registration(Sink):
             run.where,
             socket.gethostname(),
             os.getpid(),
-            psutil.Process().create_time(),
+            born(os.getpid()),
             run.timings.queued,
-            born=born(os.getpid()),
         )
         self.problem = ""
         self._cancel = cancel

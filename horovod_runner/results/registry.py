@@ -40,10 +40,7 @@ class Entry(msgspec.Struct):
 
     Attributes:
         where: "local", a Spark master, or "slurm job 12".
-        created: when the driver's process was created, in seconds since the epoch: the system
-            reuses process ids.
-        born: the same as the kernel counts it, see :func:`born`; empty from older versions. The
-            other moves when the machine's clock is set.
+        born: tells the driver from a later process with its id, see :func:`born`.
         ranks: (rank, host, process id) of all ranks, once they have started.
     """
 
@@ -53,28 +50,20 @@ class Entry(msgspec.Struct):
     where: str
     host: str
     pid: int
-    created: float
+    born: str
     began: float
     ranks: list[tuple[int, str, int | None]] = []
-    born: str = ""
 
     @property
     def alive(self) -> bool | None:
         """Whether the driver runs; None if it is on another host."""
         if self.host != socket.gethostname():
             return None
-        if self.born:
-            return self.born == born(self.pid)
-        with suppress(psutil.Error):
-            return abs(psutil.Process(self.pid).create_time() - self.created) < 1.0
-        return False
+        return self.born != "" and self.born == born(self.pid)
 
 
 def born(pid: int) -> str:
-    """The boot in which a process was created, and the clock ticks since it.
-
-    Empty if there is no such process.
-    """
+    """The boot in which a process was created, and the ticks since it; empty without a process."""
     with suppress(OSError, IndexError):
         ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {ticks}"

@@ -245,15 +245,12 @@ class MLflowSink(MeasuringSink):
             self._set("warnings", " ".join(run.warnings)[:_TAG_LENGTH])
         try:
             if self._summary.has_any:
-                self._log_files(run)
+                with tempfile.TemporaryDirectory(prefix="horovod_runner-profile-") as folder:
+                    write_files(run, Path(folder))
+                    self._client.log_artifacts(self.run_id, folder, "profile")
         finally:
             if self._active is None:
                 self._client.set_terminated(self.run_id, _STATUS[run.status])
-
-    def _log_files(self, run: Run) -> None:
-        with tempfile.TemporaryDirectory(prefix="horovod_runner-profile-") as folder:
-            write_files(run, Path(folder))
-            self._client.log_artifacts(self.run_id, folder, "profile")
 
     def _set(self, name: str, value: str) -> None:
         self._client.set_tag(self.run_id, f"{_TAG}.{name}", value)

@@ -85,17 +85,15 @@ def _render(error: BaseException, shown_in: set[int]) -> Any:
 def until_package(traceback: TracebackType | None) -> TracebackType | None:
     """A traceback up to the call of this package; None if it begins there."""
     users: list[TracebackType] = []
-    while traceback is not None and not _is_ours(traceback):
+    while traceback is not None:
+        if str(traceback.tb_frame.f_globals.get("__name__")).startswith(_PACKAGE):
+            break
         users.append(traceback)
         traceback = traceback.tb_next
     found = None
     for each in reversed(users):
         found = TracebackType(found, each.tb_frame, each.tb_lasti, each.tb_lineno)
     return found
-
-
-def _is_ours(traceback: TracebackType) -> bool:
-    return str(traceback.tb_frame.f_globals.get("__name__")).startswith(_PACKAGE)
 
 
 @contextmanager

@@ -55,7 +55,7 @@ def test_a_name_that_stdout_cannot_encode_is_escaped(
     encoding: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written = io.BytesIO()
-    entry = registry.Entry("1a2b", "entra\u00eenement", -2, "local", "box", 7, 0.0, 0.0)
+    entry = registry.Entry("1a2b", "entra\u00eenement", -2, "local", "box", 7, "", 0.0)
     # A test of another process may have runs, too.
     monkeypatch.setattr(registry, "find", lambda: [registry.ListedRun("1a2b", entry, True, [7])])
     with redirect_stdout(io.TextIOWrapper(written, encoding, write_through=True)) as stream:

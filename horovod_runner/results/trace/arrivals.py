@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final, Literal
 
@@ -15,7 +14,7 @@ from horovod_runner.common.text import memory_text
 from horovod_runner.errors import DataError
 from horovod_runner.host.scratch import RunFolder
 from horovod_runner.results import saved_run
-from horovod_runner.results.private_files import private
+from horovod_runner.results.private_files import private, replaced
 from horovod_runner.wire.events import TraceFile
 from horovod_runner.wire.messages import MOST_TRACE_BYTES, TRACE_NAMES, FilePart
 
@@ -74,23 +73,24 @@ class Arrivals:
             raise ValueError(f"a piece of {message.name!r}, which is not an expected file")
         if message.rank in self._refused:
             return None
-        folder = Path()
+        folder, part = Path(), None
         try:
             folder = self._folder()
             path = folder / f"{self._run_id}-rank-{message.rank}.{message.name}"
-            part = path.with_name(f".{path.name}.part")
-            here = part if self._wanted is True else self._local() / path.name
-            with _removed_on_error(here):
-                self._append(here, message)
-                if message.data:
-                    return None
-                if here != part:
-                    with _removed_on_error(part):
-                        _copy(here, part)
-                    here.unlink()
+            part = (folder if self._wanted is True else self._local()) / f".{path.name}.part"
+            self._append(part, message)
+            if message.data:
+                return None
+            if self._wanted is True:
                 part.replace(path)
+            else:
+                with replaced(path) as copy, part.open("rb") as file:
+                    shutil.copyfileobj(file, copy, 1 << 20)
+                part.unlink()
         except OSError as error:
             self._refused.add(message.rank)
+            if part is not None:
+                part.unlink(missing_ok=True)
             if not is_full(error):
                 raise
             raise OSError(
@@ -139,17 +139,3 @@ class Arrivals:
             if file.seek(0, os.SEEK_END) != message.offset:
                 raise ValueError(f"a piece of {message.name} does not follow the one before")
             write_all(file.fileno(), message.data)
-
-
-@contextmanager
-def _removed_on_error(file: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError:
-        file.unlink(missing_ok=True)
-        raise
-
-
-def _copy(path: Path, to: Path) -> None:
-    with path.open("rb") as file, open(to, "wb", opener=private) as copy:
-        shutil.copyfileobj(file, copy, 1 << 20)
