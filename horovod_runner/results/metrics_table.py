@@ -271,10 +271,6 @@ class Metrics:
         with self._lock:
             return dict(self._ranks)
 
-    def __len__(self) -> int:
-        with self._lock:
-            return sum(len(rows.times) for rows in self._ranks.values())
-
     def epoch_ends(self) -> list[EpochEnd]:
         """The last report of each epoch of each rank and attempt, of those that name an epoch."""
         with self._lock:

@@ -111,13 +111,6 @@ def find(
     return sorted(runs, key=lambda run: run.entry.began if run.entry else 0.0)
 
 
-def entry_of(run_id: str) -> Entry | None:
-    """Return the entry of a run; None if it has ended, or is not listed here."""
-    with suppress(OSError, RuntimeError, msgspec.MsgspecError):
-        return _decode_entry((folder() / f"{run_id}.json").read_bytes())
-    return None
-
-
 def running(start: str = "") -> list[str]:
     """Return the ids of this user's runs whose driver runs on this machine, the latest first."""
     entries = [entry for entry in _entries() if entry.run_id.startswith(start) and entry.alive]
@@ -133,8 +126,10 @@ def status_now(run: Run | RunState) -> str:
     """
     if run.status != "running" or (isinstance(run, Run) and run.recorded is None):
         return run.status
-    entry = entry_of(run.run_id)
-    return "lost" if entry is None or entry.alive is False else "running"
+    with suppress(OSError, RuntimeError, msgspec.MsgspecError):
+        entry = _decode_entry((folder() / f"{run.run_id}.json").read_bytes())
+        return "lost" if entry.alive is False else "running"
+    return "lost"  # its entry was removed, or is not on this machine
 
 
 def write_log(run_id: str, seconds: float = 10.0) -> bool:
