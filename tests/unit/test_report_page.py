@@ -26,7 +26,7 @@ from horovod_runner.common.text import is_secret
 from horovod_runner.results import registry, saved_run
 from horovod_runner.results.page import logs, numbers, ranks
 from horovod_runner.results.page.document import page
-from horovod_runner.results.page.timeline import Timeline
+from horovod_runner.results.page.over_time import Timeline
 from horovod_runner.results.page.view import View
 from horovod_runner.results.recorder import failed
 from horovod_runner.results.registration import Registration
