@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -39,9 +40,7 @@ from horovod_runner.wire.messages import RankEvent
 
 #: The number grows where older files cannot be read any more.
 HEADER: Final = b"horovod_runner run 2\n"
-_FLUSH_SECONDS: Final = 5.0
 _MOST_PENDING: Final = 10_000  # events in memory
-_LEAST_APPENDED: Final = 8 << 20  # bytes, before a file is written anew
 _APPENDED_SHARE: Final = 2  # of the bytes that it began with
 
 
@@ -131,6 +130,7 @@ def _frame(at: float, event: Event) -> bytes:
     return frame(_encode((at, event)))
 
 
+@dataclass(eq=False)
 class RunLog:
     """Applies events to a run, and appends them to its file.
 
@@ -141,34 +141,28 @@ class RunLog:
             the folder is not for writing.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        path: Path | None = None,
-        *,
-        clock: Callable[[], float] | None = None,
-        flush_seconds: float = _FLUSH_SECONDS,
-        least_appended: int = _LEAST_APPENDED,
-    ) -> None:
-        self._run = run
-        self._path = path
-        self._clock = clock or run._clock
+    run: Run
+    path: Path | None = None  # None: there is no file
+    clock: Callable[[], float] | None = None  # None: the run's
+    flush_seconds: float = 5.0
+    least_appended: int = 8 << 20  # bytes, before the file is written anew
+
+    def __post_init__(self) -> None:
+        self._clock = self.clock or self.run._clock
         self.problem = ""
-        self._flush_seconds = flush_seconds
-        self._least_appended = least_appended
-        self._recorder = Recorder(run)
+        self._recorder = Recorder(self.run)
         self._lock = threading.Lock()
         self._pending: list[tuple[float, Event]] = []
         self._is_begun = False  # whether the file is there, and events may be appended to it
         self._appended = self._begun_with = 0
-        self._due = self._clock() + flush_seconds
+        self._due = self._clock() + self.flush_seconds
 
     def add(self, events: Sequence[Event]) -> None:
         """Add events; reports of one rank together."""
         now = self._clock()
         with self._lock:
             self._recorder.add(events, now)
-            if self._path is not None:
+            if self.path is not None:
                 self._pending += [(now, event) for event in events]
                 if len(self._pending) > _MOST_PENDING:
                     self._flush()
@@ -182,23 +176,23 @@ class RunLog:
         """Write all events; from any thread. The file gets a new time of modification."""
         with self._lock:
             self._flush()
-            if self._path is not None:
+            if self.path is not None:
                 with suppress(OSError):
-                    os.utime(self._path)
-                    _make_latest(self._path)
+                    os.utime(self.path)
+                    _make_latest(self.path)
 
     def _flush(self) -> None:
-        self._due = self._clock() + self._flush_seconds
+        self._due = self._clock() + self.flush_seconds
         pending, self._pending = self._pending, []
-        path = self._path
+        path = self.path
         if path is None:
             return
         self.problem = ""
         try:
-            most = max(self._least_appended, _APPENDED_SHARE * self._begun_with)
+            most = max(self.least_appended, _APPENDED_SHARE * self._begun_with)
             if not self._is_begun or self._appended > most:
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                self._begun_with = save(self._run, path, self._clock())
+                self._begun_with = save(self.run, path, self._clock())
                 _make_latest(path)
                 self._is_begun, self._appended = True, 0
             elif pending:
@@ -223,7 +217,7 @@ class RunLog:
         with self._lock:
             self._is_begun = False
             self._flush()
-            self._path = None
+            self.path = None
 
 
 def save(run: Run, path: str | os.PathLike[str], now: float | None = None) -> int:

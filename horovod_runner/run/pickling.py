@@ -173,9 +173,8 @@ def find_culprit(
     for start, root in _roots(main, kwargs):
         if reason(root):
             path, culprit = _descend(start, root, lambda value: bool(reason(value)))
-            return (
-                f"{path} has the type {_type_name(culprit)} ({reason(culprit)}). {_advice(culprit)}"
-            )
+            advice = _known(culprit) or "Create it inside main instead of capturing or passing it."
+            return f"{path} has the type {_type_name(culprit)} ({reason(culprit)}). {advice}"
     return ""
 
 
@@ -269,7 +268,3 @@ def _known(value: object) -> str:
     kind = type(value)
     full = f"{kind.__module__}.{kind.__qualname__}"
     return _ADVICE.get(full) or _ADVICE.get(kind.__module__.partition(".")[0]) or ""
-
-
-def _advice(value: object) -> str:
-    return _known(value) or "Create it inside main instead of capturing or passing it."

@@ -18,10 +18,10 @@ from horovod_runner.results.trace import moments, summaries
 from horovod_runner.results.trace.clocks import Clocks
 from horovod_runner.results.trace.events import Event
 from horovod_runner.results.trace.foreign import HorovodTimeline, TorchTrace
+from horovod_runner.wire.events import TraceFile
 
 if TYPE_CHECKING:
     from horovod_runner.results.run import Run
-from horovod_runner.wire.events import TraceFile
 
 
 def write_trace(run: Run, path: str | os.PathLike[str]) -> list[str]:
