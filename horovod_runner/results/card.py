@@ -6,8 +6,8 @@ import numbers
 import reprlib
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, fields, is_dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import MISSING, fields, is_dataclass
 from itertools import islice
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
@@ -145,7 +145,11 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
         yield "state", f"{_how(run)}: it had not ended"
     params = {name: value for name, value in run.params.items() if name != "np"}
     if params:
-        yield "arguments", _params(params)
+        texts = (
+            f"{name}={HIDDEN if is_secret(name, value) else value_text(value)}"
+            for name, value in params.items()
+        )
+        yield "arguments", ", ".join(texts)
     if run.ranks:
         yield "hosts", _hosts(run)
     if run.result_text:
@@ -203,13 +207,6 @@ def _checkpoints(found: Sequence[Checkpoint]) -> str:
     return f"{len(found)}, the latest of step {found[-1].step:,}"
 
 
-def _params(params: Mapping[str, Any]) -> str:
-    return ", ".join(
-        f"{name}={HIDDEN if is_secret(name, value) else value_text(value)}"
-        for name, value in params.items()
-    )
-
-
 def _error(attempt: Attempt) -> str:
     return _cut(without_password(attempt.error))
 
@@ -228,12 +225,10 @@ def _given(options: Any) -> Iterator[tuple[str, str]]:
     """The options that differ from their defaults, as one would write them, without secrets."""
     for option in fields(options):
         value = getattr(options, option.name)
-        if option.name == "np" or value != _default(option):
+        made = option.default_factory
+        default = option.default if made is MISSING else made()
+        if option.name == "np" or value != default:
             yield option.name, _option_text(option.name, value)
-
-
-def _default(option: Field[Any]) -> Any:
-    return option.default if option.default_factory is MISSING else option.default_factory()
 
 
 def _option_text(name: str, value: Any) -> str:

@@ -164,7 +164,8 @@ class RunHandle:
     def _execute(self) -> Any:
         options, requests = self._options, self._requests
         launcher = _launcher(options, requests)
-        pooled = _takes_pool(options, launcher)
+        # Whether the ranks run in tasks that live as long as the run.
+        pooled = options.elastic or launcher.needs_pool
         datasets = find_datasets(self._kwargs)
         job = make_job(
             self._main,
@@ -237,7 +238,7 @@ class RunHandle:
         try:
             with ExitStack() as stack:
                 attempts_on: Launcher = launcher
-                if _takes_pool(options, launcher):
+                if options.elastic or launcher.needs_pool:
                     scaling = ScalingPolicy(
                         abs(options.least),
                         abs(options.most),
@@ -327,8 +328,3 @@ def _launcher(options: Options, requests: Requests) -> PoolKeeper:
         profile=cluster.resource_profile,
         limits=cluster.limits,
     )
-
-
-def _takes_pool(options: Options, launcher: PoolKeeper) -> bool:
-    """Whether the ranks run in tasks that live as long as the run."""
-    return options.elastic or launcher.needs_pool

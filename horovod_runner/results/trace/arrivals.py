@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
@@ -18,14 +19,13 @@ from horovod_runner.results.private_files import private, replaced
 from horovod_runner.wire.events import TraceFile
 from horovod_runner.wire.messages import MOST_TRACE_BYTES, TRACE_NAMES, FilePart
 
-# The limit for all ranks together, beside the run's record. A folder of the user has no limit.
-_MOST_BYTES: Final = 512 << 20
 _KINDS: Final[dict[str, Literal["torch", "tensorflow"]]] = {
     "torch.json.gz": "torch",
     "tensorflow.zip": "tensorflow",
 }
 
 
+@dataclass
 class Arrivals:
     """The traces of one attempt: ``<folder>/<run id>-rank-3.torch.json.gz``, for this user alone.
 
@@ -33,19 +33,13 @@ class Arrivals:
     folder may be on a store where files cannot be appended to.
     """
 
-    def __init__(
-        self,
-        run_id: str,
-        wanted: bool | str | os.PathLike[str],
-        *,
-        most_of_rank: int = MOST_TRACE_BYTES,
-        most: int = _MOST_BYTES,
-    ) -> None:
-        self._run_id = run_id
-        self._wanted = wanted
-        self._most_of_rank = most_of_rank
-        self._most = most
-        self._room = most if wanted is True else None
+    run_id: str
+    wanted: bool | str | os.PathLike[str]  # the option torch_profiler
+    most_of_rank: int = MOST_TRACE_BYTES
+    most: int = 512 << 20  # bytes of all ranks beside the run's record; not in a folder of the user
+
+    def __post_init__(self) -> None:
+        self._room = self.most if self.wanted is True else None
         self._kept = ExitStack()
         self._scratch: Path | None = None
         self._refused: set[int] = set()  # ranks whose trace could not be written
@@ -69,19 +63,19 @@ class Arrivals:
             OSError: it cannot be written; the unfinished file is removed.
             ValueError: no such file or piece is expected.
         """
-        if self._wanted is False or message.name not in TRACE_NAMES:
+        if self.wanted is False or message.name not in TRACE_NAMES:
             raise ValueError(f"a piece of {message.name!r}, which is not an expected file")
         if message.rank in self._refused:
             return None
         folder, part = Path(), None
         try:
             folder = self._folder()
-            path = folder / f"{self._run_id}-rank-{message.rank}.{message.name}"
-            part = (folder if self._wanted is True else self._local()) / f".{path.name}.part"
+            path = folder / f"{self.run_id}-rank-{message.rank}.{message.name}"
+            part = (folder if self.wanted is True else self._local()) / f".{path.name}.part"
             self._append(part, message)
             if message.data:
                 return None
-            if self._wanted is True:
+            if self.wanted is True:
                 part.replace(path)
             else:
                 with replaced(path) as copy, part.open("rb") as file:
@@ -102,8 +96,8 @@ class Arrivals:
 
     def _folder(self) -> Path:
         """The folder, which is created if it does not exist."""
-        if not isinstance(self._wanted, bool):
-            folder = Path(self._wanted)
+        if not isinstance(self.wanted, bool):
+            folder = Path(self.wanted)
             folder.mkdir(exist_ok=True)
             return folder
         try:
@@ -117,7 +111,7 @@ class Arrivals:
         """A folder on a local disk."""
         if self._scratch is None:
             try:
-                folder = RunFolder(f"{self._run_id}-traces")
+                folder = RunFolder(f"{self.run_id}-traces")
                 self._scratch = self._kept.enter_context(folder).path
             except DataError as error:
                 raise OSError(str(error)) from error
@@ -125,12 +119,12 @@ class Arrivals:
 
     def _append(self, part: Path, message: FilePart) -> None:
         size = len(message.data)
-        if message.offset + size > self._most_of_rank:
+        if message.offset + size > self.most_of_rank:
             raise ValueError(f"the trace of rank {message.rank} is too large")
         if self._room is not None:
             if size > self._room:
                 raise OSError(
-                    f"The traces of all ranks have more than {memory_text(self._most)}, the limit "
+                    f"The traces of all ranks have more than {memory_text(self.most)}, the limit "
                     'beside the record of a run. Name a folder: torch_profiler="DIR"'
                 )
             self._room -= size
