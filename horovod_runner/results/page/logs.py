@@ -86,14 +86,13 @@ def logs(view: View) -> dict[str, Any] | None:
     notes += [f"{cut:,} characters before them were not kept."] if cut else []
     return {
         "lines": [
-            (
-                _STREAMS.get(line.stream, ""),
-                line.rank,
-                time.strftime("%H:%M:%S", time.localtime(line.time)),
-                line.text,
-            )
+            (_STREAMS.get(line.stream, ""), line.rank, _moment(line.time), line.text)
             for line in shown
         ],
         "ranks": sorted({line.rank for line in shown}),
         "notes": " ".join(notes),
     }
+
+
+def _moment(seconds: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(seconds))
