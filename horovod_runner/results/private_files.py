@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from horovod_runner.errors import HorovodRunnerError
+
 #: What to do if the disk of the folder is full.
 MORE_ROOM: Final = "Free space there, or set XDG_STATE_HOME to a folder on another disk."
 
@@ -16,10 +18,17 @@ def state_folder() -> Path:
     """``$XDG_STATE_HOME/horovod_runner`` or ~/.local/state/horovod_runner.
 
     Raises:
-        RuntimeError: there is no home folder.
+        HorovodRunnerError: there is no home folder.
     """
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(state, "horovod_runner")
+    if state := os.environ.get("XDG_STATE_HOME"):
+        return Path(state, "horovod_runner")
+    try:
+        return Path.home() / ".local" / "state" / "horovod_runner"
+    except RuntimeError as error:
+        raise HorovodRunnerError(
+            "runs are listed and recorded in the home folder, and this user has none: set "
+            "XDG_STATE_HOME to another folder"
+        ) from error
 
 
 def private(name: str, flags: int) -> int:

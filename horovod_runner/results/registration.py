@@ -13,6 +13,7 @@ import msgspec
 
 from horovod_runner.common.files import is_full, write_problem
 from horovod_runner.common.slots import RankInfo
+from horovod_runner.errors import HorovodRunnerError
 from horovod_runner.results.private_files import MORE_ROOM, replaced
 from horovod_runner.results.registry import STOP, WRITE, Entry, born, folder, forget
 from horovod_runner.results.run import Run
@@ -56,8 +57,8 @@ class Registration(Sink):
             os.mkfifo(fifo, 0o600)
             # Opened for writing too: reads never see an end, and __exit__ can wake the thread.
             self._fifo = os.open(fifo, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-        except (OSError, RuntimeError) as error:  # RuntimeError: there is no home folder
-            with suppress(OSError, RuntimeError):
+        except (OSError, HorovodRunnerError) as error:  # there may be no home folder
+            with suppress(OSError, HorovodRunnerError):
                 forget(run_id)
             if isinstance(error, OSError) and is_full(error):
                 self.problem = (

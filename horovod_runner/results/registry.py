@@ -126,7 +126,7 @@ def status_now(run: Run | RunState) -> str:
     """
     if run.status != "running" or (isinstance(run, Run) and run.recorded is None):
         return run.status
-    with suppress(OSError, RuntimeError, msgspec.MsgspecError):
+    with suppress(OSError, HorovodRunnerError, msgspec.MsgspecError):
         entry = _decode_entry((folder() / f"{run.run_id}.json").read_bytes())
         return "lost" if entry.alive is False else "running"
     return "lost"  # its entry was removed, or is not on this machine

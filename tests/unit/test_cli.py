@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from contextlib import redirect_stdout
+from pathlib import Path
 
 import pytest
 
@@ -39,6 +40,19 @@ def test_an_error_is_one_line_and_status_1(capsys: pytest.CaptureFixture[str]) -
     assert cli.main(["install", "--frameworks", "mxnet"]) == 1
     said = "horovod-runner: unknown framework mxnet; choose from torch and tensorflow.\n"
     assert capsys.readouterr().err == said
+
+
+def test_who_has_no_home_folder_is_told_what_to_set(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def home() -> Path:
+        raise RuntimeError
+
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", home)
+    for command in ("ps", "report"):
+        assert cli.main([command]) == 1
+        assert capsys.readouterr().err.endswith("set XDG_STATE_HOME to another folder\n")
 
 
 def test_a_reader_that_has_seen_enough_causes_no_traceback() -> None:

@@ -12,7 +12,7 @@ from typing import Final, Literal
 from horovod_runner.common.descriptors import write_all
 from horovod_runner.common.files import is_full, write_problem
 from horovod_runner.common.text import memory_text
-from horovod_runner.errors import DataError
+from horovod_runner.errors import DataError, HorovodRunnerError
 from horovod_runner.host.scratch import RunFolder
 from horovod_runner.results import saved_run
 from horovod_runner.results.private_files import private, replaced
@@ -102,7 +102,7 @@ class Arrivals:
             return folder
         try:
             folder = saved_run.folder()
-        except RuntimeError as error:  # there is no home folder
+        except HorovodRunnerError as error:  # there is no home folder
             raise OSError(f'{error}: name a folder, torch_profiler="DIR"') from error
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return folder
