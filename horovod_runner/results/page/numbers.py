@@ -6,8 +6,6 @@ import time
 from collections.abc import Iterable
 from typing import Final
 
-from horovod_runner.common.text import duration_text
-
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 _PREFIXES: Final = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
@@ -23,7 +21,18 @@ def duration(seconds: float) -> str:
         return "0 ms"
     if seconds < 1:
         return f"{seconds * 1e3:.{2 if seconds < 1e-3 else 3}g} ms"
-    return f"{seconds:.3g} s" if seconds < _MINUTE else duration_text(seconds)
+    if seconds < _MINUTE:
+        return f"{seconds:.3g} s"
+    if seconds < _HOUR:
+        return _two(round(seconds), _MINUTE, "min", "s")
+    if seconds < _DAY:
+        return _two(round(seconds / _MINUTE), 60, "h", "min")
+    return _two(round(seconds / _HOUR), 24, "d", "h")
+
+
+def _two(count: int, many: int, large: str, small: str) -> str:
+    rest = f" {count % many} {small}" if count % many else ""
+    return f"{count // many} {large}{rest}"
 
 
 def time_unit(seconds: float) -> tuple[float, str]:
