@@ -6,8 +6,8 @@ import numbers
 import reprlib
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, fields, is_dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import MISSING, fields, is_dataclass
 from itertools import islice
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
@@ -70,15 +70,10 @@ class _Short(reprlib.Repr):
             return HIDDEN
         return self.repr1(value, level)
 
-    def repr_set(self, value: set[Any], level: int) -> str:
-        if len(value) > self.maxset:
+    def repr1(self, value: Any, level: int) -> str:
+        if isinstance(value, set | frozenset) and len(value) > self.maxset:
             return f"<{type(value).__name__} of {len(value):,} values>"
-        return super().repr_set(value, level)
-
-    def repr_frozenset(self, value: frozenset[Any], level: int) -> str:
-        if len(value) > self.maxfrozenset:
-            return f"<{type(value).__name__} of {len(value):,} values>"
-        return super().repr_frozenset(value, level)
+        return super().repr1(value, level)
 
     def repr_instance(self, value: Any, level: int) -> str:
         if value is None or isinstance(value, bool):
@@ -150,7 +145,11 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
         yield "state", f"{_how(run)}: it had not ended"
     params = {name: value for name, value in run.params.items() if name != "np"}
     if params:
-        yield "arguments", _params(params)
+        texts = (
+            f"{name}={HIDDEN if is_secret(name, value) else value_text(value)}"
+            for name, value in params.items()
+        )
+        yield "arguments", ", ".join(texts)
     if run.ranks:
         yield "hosts", _hosts(run)
     if run.result_text:
@@ -208,21 +207,14 @@ def _checkpoints(found: Sequence[Checkpoint]) -> str:
     return f"{len(found)}, the latest of step {found[-1].step:,}"
 
 
-def _params(params: Mapping[str, Any]) -> str:
-    return ", ".join(
-        f"{name}={HIDDEN if is_secret(name, value) else value_text(value)}"
-        for name, value in params.items()
-    )
-
-
 def _error(attempt: Attempt) -> str:
     return _cut(without_password(attempt.error))
 
 
 def _where(options: Options) -> str:
     """How many ranks there are to be, and where, in words."""
-    count = f"{abs(options.least)} to {abs(options.most)}" if options.elastic else ""
-    count = count or str(abs(options.most))
+    least = f"{abs(options.least)} to " if options.elastic else ""
+    count = f"{least}{abs(options.most)}"
     ranks = "all slots" if count == "0" else f"{count} rank{'s' * (count != '1')}"
     if options.local:
         return f"{ranks}, processes on this machine"
@@ -233,12 +225,10 @@ def _given(options: Any) -> Iterator[tuple[str, str]]:
     """The options that differ from their defaults, as one would write them, without secrets."""
     for option in fields(options):
         value = getattr(options, option.name)
-        if option.name == "np" or value != _default(option):
+        made = option.default_factory
+        default = option.default if made is MISSING else made()
+        if option.name == "np" or value != default:
             yield option.name, _option_text(option.name, value)
-
-
-def _default(option: Field[Any]) -> Any:
-    return option.default if option.default_factory is MISSING else option.default_factory()
 
 
 def _option_text(name: str, value: Any) -> str:

@@ -57,10 +57,6 @@ def run_error(outcomes: Sequence[Outcome], reported: Sequence[int]) -> Exception
 
     If a rank raised an exception that can be unpickled here, that is the result. Its ``__cause__``
     is a :class:`~horovod_runner.errors.RankFailedError` with the remote traceback and the details.
-
-    Args:
-        outcomes: as in :func:`first_failed`.
-        reported: as in :func:`first_failed`.
     """
     first = first_failed(outcomes, reported)
     if first.problem:
@@ -81,7 +77,7 @@ def run_error(outcomes: Sequence[Outcome], reported: Sequence[int]) -> Exception
     if error is None:
         return cause
     error.__cause__ = cause
-    error.add_note(f"[raised on {_where(first, len(outcomes))}; its traceback is above]")
+    error.add_note(f"[raised on {_where(first, len(outcomes), first.pid)}; its traceback is above]")
     return error
 
 
@@ -116,15 +112,7 @@ def lost_error(
     machines: Mapping[int, Machine],
     said: str = "",
 ) -> HorovodRunnerError:
-    """Return the exception for tasks that the driver lost contact with.
-
-    Args:
-        tasks: the numbers of the lost tasks.
-        slots: the slots of all ranks; empty if they were not assigned yet.
-        pids: the workers' process ids by rank.
-        machines: the last measurement of each rank's machine, by rank.
-        said: the launcher's description of the loss; empty if it has none.
-    """
+    """Return the exception for tasks that the driver lost contact with."""
     lost = [slot for slot in slots if slot.task in tasks]
     silent = "The driver no longer receives messages from it."
     stopped = "" if said else " its process is stopped (SIGSTOP, a paused container),"
@@ -139,15 +127,13 @@ def lost_error(
     rest = [slot.rank for slot in lost[1:]]
     others = f" (with it {ranks_text(rest)})" if rest else ""
     pid = pids.get(first.rank)
-    gpus = f", GPU {','.join(first.gpus)}" if first.gpus else ""
     machine = machines.get(first.rank)
     use = None if machine is None else memory.last_use(machine)
     measured = memory.last_words(use, was_killed=True)
     if measured:
         why += f" When it was last measured: {measured[0].lower()}{measured[1:]}"
     return RankFailedError(
-        f"rank {first.rank} of {first.size} on {first.hostname} (pid {pid}{gpus}) was lost{others}."
-        f" {why}",
+        f"{_where(first, first.size, pid)} was lost{others}. {why}",
         rank=first.rank,
         host=first.hostname,
         pid=pid,
@@ -223,13 +209,13 @@ def _advice_on_file(path: object, outcome: Outcome) -> str:
     )
 
 
-def _where(outcome: Outcome, size: int) -> str:
-    gpu = f", GPU {','.join(outcome.gpus)}" if outcome.gpus else ""
-    return f"rank {outcome.rank} of {size} on {outcome.hostname} (pid {outcome.pid}{gpu})"
+def _where(rank: Outcome | Slot, size: int, pid: int | None) -> str:
+    gpu = f", GPU {','.join(rank.gpus)}" if rank.gpus else ""
+    return f"rank {rank.rank} of {size} on {rank.hostname} (pid {pid}{gpu})"
 
 
 def _describe(first: Outcome, outcomes: Sequence[Outcome], reported: Sequence[int]) -> str:
-    parts = [f"{_where(first, len(outcomes))} failed: {_reason(first)}"]
+    parts = [f"{_where(first, len(outcomes), first.pid)} failed: {_reason(first)}"]
     others = _same_failures(first, outcomes, reported)
     if others:
         parts[0] += f"\n{others}"

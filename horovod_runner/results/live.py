@@ -14,12 +14,7 @@ from typing import Final
 import msgspec
 
 from horovod_runner.common.slots import RankInfo
-from horovod_runner.common.text import (
-    bytes_text,
-    duration_text,
-    rate_text,
-    without_password,
-)
+from horovod_runner.common.text import bytes_text, duration_text, rate_text, without_password
 from horovod_runner.results.metrics_table import Position
 from horovod_runner.results.run import Line, Run
 from horovod_runner.results.slowness.profile import Recent
@@ -47,10 +42,7 @@ class Shares(msgspec.Struct, frozen=True):
     """Where the time of a rank's main thread goes: parts of 1.
 
     Attributes:
-        compute: the rest.
         data: waiting for a batch.
-        waiting: for the slowest rank, before a collective begins.
-        moving: in collectives.
         calls: in ``report`` and ``save_checkpoint``.
     """
 
@@ -65,17 +57,11 @@ class LiveRank(msgspec.Struct):
     """What a rank is doing now.
 
     Attributes:
-        host: the name of its host.
-        pid: its process.
         rate: steps per second; None before it has counted any.
-        shares: where its time goes; None before its first summary.
         silent: seconds since its last summary. A rank sends one a second, but none while a single
             step or call lasts.
-        cpu: cores that its process uses.
         memory: bytes of its process and of those that it has started; None before the first
             measurement, like the fields below.
-        host_cores: cores of its host that are busy.
-        of_cores: cores that it may use.
     """
 
     rank: int
@@ -114,22 +100,15 @@ class Live(msgspec.Struct):
     """What a run is doing now.
 
     Attributes:
-        time: of this picture, in seconds since the epoch.
-        status: "running", "finished", "failed" or "cancelled".
         attempt: 1 for the first launch, plus 1 for each restart; 0 before it.
-        error: why the last attempt failed, in one line; empty if none has.
         elapsed: seconds since ``run`` was called.
         size: the number of ranks; 0 until all have started.
         step: the last one that rank 0 reported; otherwise how many steps it has counted.
-        total_steps: as rank 0 reported; None if it did not.
         rate: steps per second in the median over the ranks; None before there were any.
         shares: where the ranks' time goes, in the mean.
-        metrics: the latest of rank 0, at most 8.
         memory: bytes of all ranks; None before the first measurement.
-        checkpoint: the step of the latest checkpoint; None if there is none.
         verdict: what ``diagnose`` names first, in one line; empty if nothing stands out.
         ranks: all, by number; of more than 20, the 20 slowest, the slowest first.
-        others: the ranks that are not listed; None if there are none.
         lines: the last 20 lines of output and notices, without colours and control characters.
     """
 
@@ -351,11 +330,11 @@ def _text(pieces: list[Line], size: int) -> list[str]:
         who = f"[{piece.rank}] " if size > 1 and piece.stream in ("stdout", "stderr") else ""
         who = "HorovodRunner: " if piece.stream == "notice" else who
         last = piece.text.removesuffix("\n").rsplit("\n", MAX_LINES)[-MAX_LINES:]
-        lines += [f"{who}{_plain(line)}" for line in last]
+        lines += [f"{who}{as_shown(line)[:_LINE_CHARACTERS]}" for line in last]
     return lines[-MAX_LINES:]
 
 
-def _plain(line: str) -> str:
+def as_shown(line: str) -> str:
     """A line as it looks in a terminal, without colours: of a progress bar, its last state."""
-    shown = line.rstrip("\r").rpartition("\r")[2]
-    return _CONTROLS.sub("", _ESCAPES.sub("", shown))[:_LINE_CHARACTERS]
+    plain = _ESCAPES.sub("", line).rstrip("\r").rpartition("\r")[2]
+    return _CONTROLS.sub("", plain)

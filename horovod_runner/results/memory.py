@@ -94,12 +94,7 @@ def remedy(uses: Sequence[MemoryUse]) -> str:
 
 
 def warning(host: str, messages: Mapping[int, MemoryShort]) -> str:
-    """The text for the user when the memory of a host is nearly used up.
-
-    Args:
-        host: its name.
-        messages: of ranks of this host, by rank; at least one.
-    """
+    """The text for the user when the memory of a host is nearly used up."""
     first = min(messages.values(), key=lambda message: message.use.free)
     uses = {rank: message.use for rank, message in messages.items()}
     rank = max(uses, key=lambda rank: uses[rank].grown)

@@ -55,7 +55,6 @@ class _Cells(msgspec.Struct, array_like=True):
     """The values of one column.
 
     Attributes:
-        values: the values, in the order of rows.
         rows: the row number of each value; None while value i is in row i.
     """
 
@@ -127,7 +126,6 @@ class EpochEnd(NamedTuple):
     """The last report of an epoch.
 
     Attributes:
-        step: None if the report had none.
         time: of the call, in seconds since the Unix epoch, by the clock of the rank's host.
     """
 
@@ -146,11 +144,7 @@ class MetricRows(msgspec.Struct):
         latest: the latest value of each metric, also from reports without a row.
         dropped: the number of reports without a row: the rank could not send them, or the table
             had too many rows.
-        attempts, times, steps, epochs: of each row.
-        columns: the metrics, by name.
-        seen: how many reports have arrived.
         every: the number of each report that gets a row is a multiple of it; the first has 0.
-        position: how far the rank has come.
     """
 
     rank: int
@@ -226,13 +220,7 @@ class MetricRows(msgspec.Struct):
 
 
 class Metrics:
-    """The reports of all ranks. One thread adds reports; any thread may read.
-
-    Args:
-        max_rows: of a rank.
-        max_cells: of all ranks.
-        rows: of a file, by rank; more can be added.
-    """
+    """The reports of all ranks. One thread adds reports; any thread may read."""
 
     def __init__(
         self,
@@ -282,10 +270,6 @@ class Metrics:
         """The reports of each rank, by rank. They may grow meanwhile."""
         with self._lock:
             return dict(self._ranks)
-
-    def __len__(self) -> int:
-        with self._lock:
-            return sum(len(rows.times) for rows in self._ranks.values())
 
     def epoch_ends(self) -> list[EpochEnd]:
         """The last report of each epoch of each rank and attempt, of those that name an epoch."""

@@ -11,12 +11,13 @@ import uuid
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 from horovod_runner.results import panel_html
 from horovod_runner.results.live import Live, live
-from horovod_runner.sinks.progress import LINE_SECONDS, Progress
+from horovod_runner.sinks.progress import Progress
 from horovod_runner.sinks.streams import in_notebook
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from horovod_runner.wire.events import Report
     from horovod_runner.wire.measurements import Profile
 
-_FIRST_SECONDS: Final = 1.0
 _DRAW_SECONDS: Final = 1.5
 _DRAW_SHARE: Final = 20  # with a thousand ranks drawing takes longer: at most 5% of the time
 _WIDGETS_VIEW: Final = "application/vnd.jupyter.widget-view+json"
@@ -42,25 +42,18 @@ def progress_sink() -> Progress:
     return Panel() if has_widgets else Progress()
 
 
+@dataclass(eq=False)
 class Panel(Progress):
     """Shows a run in the output of a cell, from its first report or step on.
 
     Where no frontend is known that shows widgets, lines of text are printed as well, as without a
     terminal: otherwise whoever executes a notebook without a browser would see nothing.
-
-    Args:
-        first_seconds: a run that is shorter loads no widgets.
-        line_seconds: as for :class:`Progress`.
     """
 
-    def __init__(
-        self,
-        *,
-        first_seconds: float = _FIRST_SECONDS,
-        line_seconds: float = LINE_SECONDS,
-    ) -> None:
-        super().__init__(line_seconds=line_seconds)
-        self._first_seconds = first_seconds
+    first_seconds: float = 1.0  # a run that is shorter loads no widgets
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._lines = not any(os.environ.get(name) for name in _FRONTENDS)
         self._run: Run | None = None
         self._widgets: _Widgets | None = None
@@ -81,7 +74,7 @@ class Panel(Progress):
 
     def _has_news(self) -> None:
         if self._due is None:
-            self._due = time.monotonic() + self._first_seconds
+            self._due = time.monotonic() + self.first_seconds
 
     def idle(self) -> None:
         began = time.monotonic()

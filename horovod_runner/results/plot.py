@@ -35,15 +35,7 @@ def plot(
 ) -> matplotlib.figure.Figure:
     """Return a figure with a panel per metric: its value by step, one line per attempt.
 
-    Args:
-        series: the points of all metrics, by name.
-        names: the metrics to draw; if empty, the first 20.
-        title: the title of the figure.
-        resumed: by attempt, the step that it resumed from; None if it started from step 0.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-        ValueError: a metric in ``names`` was not reported.
+    ``resumed`` has the step that an attempt resumed from; None if it started from step 0.
     """
     try:
         from matplotlib.figure import Figure

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from horovod_runner.checkpoints.checkpoint import Checkpoint
@@ -12,48 +13,25 @@ from horovod_runner.wire import events
 from horovod_runner.wire.events import AttemptFailed, Event, Report
 from horovod_runner.wire.measurements import Lines, Machine, Profile
 
-_KEPT_CHARACTERS: Final = 16 << 20
-_KEPT_PIECES: Final = 500_000  # of output: each takes about 160 bytes beside its characters
 _DETAIL_CHARACTERS: Final = 64 << 10
 _ERROR_CHARACTERS: Final = 1000
-_KEPT_ATTEMPTS: Final = 2000
-_KEPT_DETAILS: Final = 32
 
 
+@dataclass
 class Recorder:
-    """Adds events to a run, in the order in which they happened.
+    """Adds events to a run, in the order in which they happened."""
 
-    Args:
-        run: the run.
-        most_characters: how much of the output is kept.
-        most_pieces: how many pieces of output are kept.
-        most_attempts: how many attempts are kept: half of them the first, half the latest.
-        most_details: of how many of them the details are kept, likewise.
-    """
+    run: Run
+    most_characters: int = 16 << 20  # of output
+    most_pieces: int = 500_000  # of output: each takes about 160 bytes beside its characters
+    most_attempts: int = 2000  # half of them the first, half the latest
+    most_details: int = 32  # of how many of them the details are kept, likewise
 
-    def __init__(
-        self,
-        run: Run,
-        *,
-        most_characters: int = _KEPT_CHARACTERS,
-        most_pieces: int = _KEPT_PIECES,
-        most_attempts: int = _KEPT_ATTEMPTS,
-        most_details: int = _KEPT_DETAILS,
-    ) -> None:
-        self._run = run
-        self._most_characters = most_characters
-        self._most_pieces = most_pieces
-        self._most_attempts = most_attempts
-        self._most_details = most_details
-        self._characters = sum(len(line.text) for line in run._lines)
+    def __post_init__(self) -> None:
+        self._characters = sum(len(line.text) for line in self.run._lines)
 
     def add(self, events: Sequence[Event], now: float) -> None:
-        """Add events.
-
-        Args:
-            events: in order; reports of one rank together, for they may be many.
-            now: when they arrived, in seconds since 1970.
-        """
+        """Add events, in order, that arrived at a moment; reports of one rank together."""
         reports = [event for event in events if isinstance(event, Report)]
         if reports:
             self._add_reports(reports, now)
@@ -62,7 +40,7 @@ class Recorder:
                 self._add(event, now)
 
     def _add(self, event: Event, now: float) -> None:
-        run = self._run
+        run = self.run
         match event:
             case events.Output():
                 self._keep(Line(now, event.rank, event.stream, event.text))
@@ -90,7 +68,7 @@ class Recorder:
 
     def _add_to_attempt(self, event: Event, now: float) -> None:
         """Add what begins, changes or ends an attempt."""
-        run = self._run
+        run = self.run
         attempt = run.attempts[-1] if run.attempts else None
         match event:
             case events.AttemptBegan():
@@ -112,36 +90,30 @@ class Recorder:
                 run.status = event.status
 
     def _begin_attempt(self, attempt: Attempt) -> None:
-        run = self._run
+        run = self.run
         run.attempts.append(attempt)
         run.timings.launched = run.timings.launched or attempt.started
-        self._cut_attempts()
-
-    def _cut_attempts(self) -> None:
-        """Of an attempt in the middle, drop the details; of very many, drop one as a whole."""
-        attempts = self._run.attempts
-        if len(attempts) > self._most_details:
-            attempt = attempts[-1 - self._most_details // 2]
-            if attempt.hosts:
-                attempt.hosts = []
-            if attempt.details:
-                attempt.details = DETAILS_LEFT_OUT
-        if len(attempts) > self._most_attempts:
-            del attempts[self._most_attempts // 2]
-            self._run.attempts_cut += 1
+        # Of an attempt in the middle the details are dropped; of very many, one as a whole.
+        if len(run.attempts) > self.most_details:
+            middle = run.attempts[-1 - self.most_details // 2]
+            middle.hosts = []
+            middle.details = DETAILS_LEFT_OUT if middle.details else ""
+        if len(run.attempts) > self.most_attempts:
+            del run.attempts[self.most_attempts // 2]
+            run.attempts_cut += 1
 
     def _keep(self, line: Line) -> None:
-        run = self._run
+        run = self.run
         with run._lock:
             run._lines.append(line)
             self._characters += len(line.text)
-            while self._characters > self._most_characters or len(run._lines) > self._most_pieces:
+            while self._characters > self.most_characters or len(run._lines) > self.most_pieces:
                 cut = len(run._lines.popleft().text)
                 self._characters -= cut
                 run.logs_cut += cut
 
     def _place(self, placed: events.RanksPlaced, attempt: Attempt | None) -> None:
-        run = self._run
+        run = self.run
         run.ranks = placed.ranks
         if attempt is None or not attempt.hosts:  # the second time only adds exit codes
             hosts = [rank.host for rank in placed.ranks]
@@ -150,14 +122,14 @@ class Recorder:
             run.profile.begin(hosts)
 
     def _add_reports(self, reports: Sequence[Report], now: float) -> None:
-        run = self._run
+        run = self.run
         run.timings.first_report = run.timings.first_report or now
         run._metrics.extend(reports, run.attempts[-1].number if run.attempts else 1)
         self._on_step(now)
 
     def _on_step(self, now: float) -> None:
         """Note a sign of a step, and how long there was none before this attempt."""
-        attempts, timings = self._run.attempts, self._run.timings
+        attempts, timings = self.run.attempts, self.run.timings
         if len(attempts) > 1 and attempts[-1].pause is None and timings.last_step is not None:
             attempts[-1].pause = now - timings.last_step
         timings.last_step = now

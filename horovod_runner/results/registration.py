@@ -8,18 +8,15 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
-from types import TracebackType
 
 import msgspec
-import psutil
 
 from horovod_runner.common.files import is_full, write_problem
 from horovod_runner.common.slots import RankInfo
-from horovod_runner.results.private_files import replaced
+from horovod_runner.errors import HorovodRunnerError
+from horovod_runner.results.private_files import MORE_ROOM, replaced
 from horovod_runner.results.registry import STOP, WRITE, Entry, born, folder, forget
 from horovod_runner.results.run import Run
-from horovod_runner.results.state import MORE_ROOM
 from horovod_runner.sinks.sink import Sink
 
 _CLOSE = b"."
@@ -29,11 +26,6 @@ class Registration(Sink):
     """Keeps a run listed and recorded while it lasts; use it as a context manager.
 
     If the entry cannot be written (a read-only home folder), the run goes on unlisted.
-
-    Args:
-        run: the run.
-        cancel: ends the run; called in another thread.
-        write_log: writes its log; called in another thread.
 
     Attributes:
         problem: why the run is not listed, for the user; empty if it is, or if the folder is not
@@ -48,50 +40,40 @@ class Registration(Sink):
             run.where,
             socket.gethostname(),
             os.getpid(),
-            psutil.Process().create_time(),
+            born(os.getpid()),
             run.timings.queued,
-            born=born(os.getpid()),
         )
         self.problem = ""
         self._cancel = cancel
         self._write_log = write_log
-        self._path: Path | None = None
+        self._thread: threading.Thread | None = None  # None where the run is not listed
 
     def __enter__(self) -> Registration:
-        path = None
+        run_id = self._entry.run_id
         try:
-            entries = folder()
-            entries.mkdir(mode=0o700, parents=True, exist_ok=True)
-            path = entries / f"{self._entry.run_id}.json"
+            folder().mkdir(mode=0o700, parents=True, exist_ok=True)
             self._write_entry()
-            fifo = path.with_suffix(".stop")
+            fifo = folder() / f"{run_id}.stop"
             os.mkfifo(fifo, 0o600)
             # Opened for writing too: reads never see an end, and __exit__ can wake the thread.
             self._fifo = os.open(fifo, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-        except (OSError, RuntimeError) as error:  # RuntimeError: there is no home folder
-            if path is not None:
-                with suppress(OSError):
-                    forget(self._entry.run_id)
+        except (OSError, HorovodRunnerError) as error:  # there may be no home folder
+            with suppress(OSError, HorovodRunnerError):
+                forget(run_id)
             if isinstance(error, OSError) and is_full(error):
                 self.problem = (
-                    f"this run is not listed: {write_problem(error, entries)}. `horovod-runner ps`"
+                    f"this run is not listed: {write_problem(error, folder())}. `horovod-runner ps`"
                     f", `stop` and `top` do not find it. {MORE_ROOM}"
                 )
             return self
-        self._path = path
         self._thread = threading.Thread(
             target=self._listen, name="horovod_runner-stop", daemon=True
         )
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._path is None:
+    def __exit__(self, *_: object) -> None:
+        if self._thread is None:
             return
         os.write(self._fifo, _CLOSE)
         self._thread.join()
@@ -119,7 +101,7 @@ class Registration(Sink):
 
     def ranks(self, ranks: list[RankInfo]) -> None:
         """As in :class:`~horovod_runner.sinks.Sink`: write the ranks into the entry."""
-        if self._path is not None:
+        if self._thread is not None:
             self._entry.ranks = [(rank.rank, rank.host, rank.pid) for rank in ranks]
             with suppress(OSError):
                 self._write_entry()

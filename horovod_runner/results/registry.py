@@ -24,9 +24,9 @@ import psutil
 from horovod_runner.common.text import align_columns, spans
 from horovod_runner.errors import HorovodRunnerError
 from horovod_runner.results import saved_run
+from horovod_runner.results.private_files import state_folder
 from horovod_runner.results.run import Run
 from horovod_runner.results.run_log import RunState
-from horovod_runner.results.state import state_folder
 from horovod_runner.task.warm.protocol import NO_RUN
 from horovod_runner.wire.job_file import RUN_VARIABLE
 
@@ -39,14 +39,8 @@ class Entry(msgspec.Struct):
     """The file that a driver writes about its run.
 
     Attributes:
-        main: the name of the function.
         where: "local", a Spark master, or "slurm job 12".
-        host, pid: host name and process id of the driver.
-        created: when the driver's process was created, in seconds since the epoch: the system
-            reuses process ids.
-        born: the same as the kernel counts it, see :func:`born`; empty from older versions. The
-            other moves when the machine's clock is set.
-        began: when the run began, in seconds since the epoch.
+        born: tells the driver from a later process with its id, see :func:`born`.
         ranks: (rank, host, process id) of all ranks, once they have started.
     """
 
@@ -56,28 +50,20 @@ class Entry(msgspec.Struct):
     where: str
     host: str
     pid: int
-    created: float
+    born: str
     began: float
     ranks: list[tuple[int, str, int | None]] = []
-    born: str = ""
 
     @property
     def alive(self) -> bool | None:
         """Whether the driver runs; None if it is on another host."""
         if self.host != socket.gethostname():
             return None
-        if self.born:
-            return self.born == born(self.pid)
-        with suppress(psutil.Error):
-            return abs(psutil.Process(self.pid).create_time() - self.created) < 1.0
-        return False
+        return self.born != "" and self.born == born(self.pid)
 
 
 def born(pid: int) -> str:
-    """The boot in which a process was created, and the clock ticks since it.
-
-    Empty if there is no such process.
-    """
+    """The boot in which a process was created, and the ticks since it; empty without a process."""
     with suppress(OSError, IndexError):
         ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {ticks}"
@@ -110,11 +96,7 @@ class ListedRun(msgspec.Struct):
 def find(
     listed: Callable[[], Mapping[str, Sequence[psutil.Process]]] | None = None,
 ) -> list[ListedRun]:
-    """Return all runs of this user, oldest first.
-
-    Args:
-        listed: returns the processes of the runs of this machine, by run id; None: reads them.
-    """
+    """Return all runs of this user, oldest first."""
     entries = {entry.run_id: entry for entry in _entries()}
     processes = (listed or _processes)()
     runs = []
@@ -129,19 +111,8 @@ def find(
     return sorted(runs, key=lambda run: run.entry.began if run.entry else 0.0)
 
 
-def entry_of(run_id: str) -> Entry | None:
-    """Return the entry of a run; None if it has ended, or is not listed here."""
-    with suppress(OSError, RuntimeError, msgspec.MsgspecError):
-        return _decode_entry((folder() / f"{run_id}.json").read_bytes())
-    return None
-
-
 def running(start: str = "") -> list[str]:
-    """Return the ids of this user's runs whose driver runs on this machine, the latest first.
-
-    Args:
-        start: how the ids begin.
-    """
+    """Return the ids of this user's runs whose driver runs on this machine, the latest first."""
     entries = [entry for entry in _entries() if entry.run_id.startswith(start) and entry.alive]
     return [entry.run_id for entry in sorted(entries, key=lambda entry: -entry.began)]
 
@@ -155,20 +126,14 @@ def status_now(run: Run | RunState) -> str:
     """
     if run.status != "running" or (isinstance(run, Run) and run.recorded is None):
         return run.status
-    entry = entry_of(run.run_id)
-    return "lost" if entry is None or entry.alive is False else "running"
+    with suppress(OSError, HorovodRunnerError, msgspec.MsgspecError):
+        entry = _decode_entry((folder() / f"{run.run_id}.json").read_bytes())
+        return "lost" if entry.alive is False else "running"
+    return "lost"  # its entry was removed, or is not on this machine
 
 
 def write_log(run_id: str, seconds: float = 10.0) -> bool:
-    """Ask the driver of a run to write its log, and wait until it has.
-
-    Args:
-        run_id: of a run whose driver is on this machine.
-        seconds: how long to wait.
-
-    Returns:
-        Whether it was written; also if the run has ended meanwhile.
-    """
+    """Have the driver of a run write its log; returns whether it has, or has ended, in time."""
     path = saved_run.path_of(run_id)
     before = version(path)
     if not ask_to_write(run_id):
@@ -182,11 +147,7 @@ def write_log(run_id: str, seconds: float = 10.0) -> bool:
 
 
 def ask_to_write(run_id: str) -> bool:
-    """Ask the driver of a run to write its log. Never waits.
-
-    Returns:
-        Whether there is a driver that can be asked.
-    """
+    """Ask the driver of a run to write its log, without waiting; returns whether there is one."""
     return _tell_driver(run_id, WRITE)
 
 
@@ -266,10 +227,6 @@ def as_json(runs: Iterable[ListedRun]) -> str:
 
 def stop(run: ListedRun, seconds: float) -> str:
     """End a run: first through its driver if that runs, then by signals to what is left here.
-
-    Args:
-        run: the run to end.
-        seconds: how long the driver may take.
 
     Returns:
         Why the run has not ended; empty if it has.

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -27,11 +28,10 @@ from horovod_runner.common.slots import Controller, RankInfo
 from horovod_runner.common.text import without_password
 from horovod_runner.errors import HorovodRunnerError
 from horovod_runner.results.metrics_table import MetricRows, Metrics
-from horovod_runner.results.private_files import replaced
+from horovod_runner.results.private_files import MORE_ROOM, replaced
 from horovod_runner.results.recorder import Recorder
 from horovod_runner.results.run import Attempt, Line, Run, Timings
 from horovod_runner.results.slowness.profile import RunProfile, SavedProfile
-from horovod_runner.results.state import MORE_ROOM
 from horovod_runner.wire import events
 from horovod_runner.wire.events import Event, Status, TraceFile
 from horovod_runner.wire.framing import LENGTH, frame
@@ -40,9 +40,7 @@ from horovod_runner.wire.messages import RankEvent
 
 #: The number grows where older files cannot be read any more.
 HEADER: Final = b"horovod_runner run 2\n"
-_FLUSH_SECONDS: Final = 5.0
 _MOST_PENDING: Final = 10_000  # events in memory
-_LEAST_APPENDED: Final = 8 << 20  # bytes, before a file is written anew
 _APPENDED_SHARE: Final = 2  # of the bytes that it began with
 
 
@@ -132,51 +130,39 @@ def _frame(at: float, event: Event) -> bytes:
     return frame(_encode((at, event)))
 
 
+@dataclass(eq=False)
 class RunLog:
     """Applies events to a run, and appends them to its file.
 
     A run goes on if its file cannot be written.
-
-    Args:
-        run: the run.
-        path: the file; None: there is none.
-        clock: the time in seconds since 1970; None: the run's clock.
-        flush_seconds: events are written after this time, or when they are many.
-        least_appended: how many bytes are appended at least before the file is written anew.
 
     Attributes:
         problem: why the file does not have the last events, for the user; empty if it has, or if
             the folder is not for writing.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        path: Path | None = None,
-        *,
-        clock: Callable[[], float] | None = None,
-        flush_seconds: float = _FLUSH_SECONDS,
-        least_appended: int = _LEAST_APPENDED,
-    ) -> None:
-        self._run = run
-        self._path = path
-        self._clock = clock or run._clock
+    run: Run
+    path: Path | None = None  # None: there is no file
+    clock: Callable[[], float] | None = None  # None: the run's
+    flush_seconds: float = 5.0
+    least_appended: int = 8 << 20  # bytes, before the file is written anew
+
+    def __post_init__(self) -> None:
+        self._clock = self.clock or self.run._clock
         self.problem = ""
-        self._flush_seconds = flush_seconds
-        self._least_appended = least_appended
-        self._recorder = Recorder(run)
+        self._recorder = Recorder(self.run)
         self._lock = threading.Lock()
         self._pending: list[tuple[float, Event]] = []
         self._is_begun = False  # whether the file is there, and events may be appended to it
         self._appended = self._begun_with = 0
-        self._due = self._clock() + flush_seconds
+        self._due = self._clock() + self.flush_seconds
 
     def add(self, events: Sequence[Event]) -> None:
         """Add events; reports of one rank together."""
         now = self._clock()
         with self._lock:
             self._recorder.add(events, now)
-            if self._path is not None:
+            if self.path is not None:
                 self._pending += [(now, event) for event in events]
                 if len(self._pending) > _MOST_PENDING:
                     self._flush()
@@ -190,22 +176,25 @@ class RunLog:
         """Write all events; from any thread. The file gets a new time of modification."""
         with self._lock:
             self._flush()
-            if self._path is not None:
+            if self.path is not None:
                 with suppress(OSError):
-                    os.utime(self._path)
-                    _make_latest(self._path)
+                    os.utime(self.path)
+                    _make_latest(self.path)
 
     def _flush(self) -> None:
-        self._due = self._clock() + self._flush_seconds
+        self._due = self._clock() + self.flush_seconds
         pending, self._pending = self._pending, []
-        path = self._path
+        path = self.path
         if path is None:
             return
         self.problem = ""
         try:
-            most = max(self._least_appended, _APPENDED_SHARE * self._begun_with)
+            most = max(self.least_appended, _APPENDED_SHARE * self._begun_with)
             if not self._is_begun or self._appended > most:
-                self._begin_anew(path)
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._begun_with = save(self.run, path, self._clock())
+                _make_latest(path)
+                self._is_begun, self._appended = True, 0
             elif pending:
                 self._append(path, b"".join(_frame(*each) for each in pending))
         except OSError as error:  # the next time there may be room
@@ -216,13 +205,6 @@ class RunLog:
                     f"{write_problem(error, path.parent)}. `horovod-runner report` and "
                     f"load_run do not find the run. {MORE_ROOM}"
                 )
-
-    def _begin_anew(self, path: Path) -> None:
-        """Write what the run is now in place of all events."""
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._begun_with = save(self._run, path, self._clock())
-        _make_latest(path)
-        self._is_begun, self._appended = True, 0
 
     def _append(self, path: Path, data: bytes) -> None:
         with path.open("r+b") as file:  # which fails where somebody has removed it
@@ -235,15 +217,11 @@ class RunLog:
         with self._lock:
             self._is_begun = False
             self._flush()
-            self._path = None
+            self.path = None
 
 
 def save(run: Run, path: str | os.PathLike[str], now: float | None = None) -> int:
-    """Write a run to a file that only this user can read; replaces it at once.
-
-    Returns:
-        The size of the file.
-    """
+    """Write a run to a file for this user alone, which replaces it at once; returns its size."""
     path = Path(path)
     at = time.time() if now is None else now
     with replaced(path) as file:
@@ -265,12 +243,6 @@ def _make_latest(path: Path) -> None:
 
 class LogReader:
     """Reads the log of a run, also while it is written.
-
-    Args:
-        path: the file.
-
-    Attributes:
-        run: the run as it was when :meth:`read` was called last.
 
     Raises:
         HorovodRunnerError: the file cannot be read, or is not the log of a run.
@@ -330,11 +302,7 @@ def _events(file: BinaryIO) -> Iterator[tuple[float, Event]]:
 
 
 def load(path: str | os.PathLike[str]) -> Run:
-    """Read a run. What it says is as it was when the file was written.
-
-    Raises:
-        HorovodRunnerError: the file cannot be read, or is not the log of a run.
-    """
+    """Read a run. What it says is as it was when the file was written."""
     return LogReader(path).run
 
 

@@ -20,9 +20,9 @@ from horovod_runner.host.folders.folder import local_path
 from horovod_runner.host.folders.opening import open_folder
 from horovod_runner.host.scratch import temporary_folder
 from horovod_runner.results import run_log
+from horovod_runner.results.private_files import state_folder
 from horovod_runner.results.run import Run
 from horovod_runner.results.run_log import RunState
-from horovod_runner.results.state import state_folder
 from horovod_runner.wire.events import Status
 
 SUFFIX: Final = ".run"
@@ -35,7 +35,7 @@ _LEFT_SECONDS: Final = 7 * 86400.0
 
 def end_of(run_id: str) -> tuple[Status, str] | None:
     """How a run of this user ended, and the error of its last attempt; None without a record."""
-    with suppress(OSError, RuntimeError, HorovodRunnerError):
+    with suppress(OSError, HorovodRunnerError):
         _, state = run_log.summary(path_of(run_id))
         return state.status, state.attempts[-1].error if state.attempts else ""
     return None
@@ -52,16 +52,8 @@ def path_of(run_id: str) -> Path:
 
 
 def new_path(run_id: str, most_runs: int = _KEPT_RUNS) -> Path | None:
-    """The file for the log of a run; deletes the oldest ones.
-
-    Args:
-        run_id: the run's.
-        most_runs: how many logs are kept.
-
-    Returns:
-        The file; None where there is no home folder.
-    """
-    with suppress(RuntimeError):  # of Path.home()
+    """The file for the log of a run, None without a home folder; deletes the oldest ones."""
+    with suppress(HorovodRunnerError):
         _delete_old(most_runs - 1)
         return path_of(run_id)
     return None
@@ -70,7 +62,7 @@ def new_path(run_id: str, most_runs: int = _KEPT_RUNS) -> Path | None:
 def kept() -> list[Path]:
     """The records of this user's runs, the latest first."""
     found = []
-    with suppress(RuntimeError):
+    with suppress(HorovodRunnerError):
         for path in folder().glob(f"*{SUFFIX}"):
             with suppress(OSError):
                 found.append((path.stat().st_mtime_ns, path))

@@ -31,12 +31,7 @@ _HOMES = ("horovod_runner.data", "pyarrow.", "pandas.", "pyspark.sql.")
 
 @dataclass(frozen=True)
 class Datasets:
-    """The datasets of one run.
-
-    Attributes:
-        sources: by the name of the argument.
-        shards: what replaces them among the arguments, by the same names.
-    """
+    """The datasets of one run."""
 
     sources: Mapping[str, Source]
     shards: Mapping[str, Any]
@@ -50,14 +45,8 @@ class Datasets:
         Beside it, by dataset name, the DataFrames whose rows the launch has to send to the ranks:
         those of a run whose ranks share no folder with the driver.
 
-        Args:
-            job: the job without datasets.
-            launcher: starts the ranks; knows whether they are on this machine.
-            options: the run's options.
-            cancelled: ends the Spark jobs that pack DataFrames when it is set.
-
         Raises:
-            CancelledError: it was set.
+            CancelledError: the run was cancelled.
             DataError: one cannot be read, or a column cannot become a tensor.
             SerializationError: one cannot be sent to the ranks.
         """

@@ -51,13 +51,6 @@ class RunHandle:
     """A run that was started by :meth:`HorovodRunner.start`; like a future.
 
     All methods may be called from any thread.
-
-    Args:
-        options: what the user chose.
-        main: the function to run on every rank.
-        kwargs: its arguments.
-        runs: those of the same runner; this one is among them from now on.
-        all_values: whether the result is a list of every rank's value, instead of rank 0's value.
     """
 
     def __init__(
@@ -92,7 +85,12 @@ class RunHandle:
 
     def start(self) -> RunHandle:
         """Execute the run in a thread of its own; returns this handle."""
-        threading.Thread(target=self._work, name="horovod_runner-run").start()
+
+        def work() -> None:
+            with suppress(BaseException):  # the future has it, for whoever asks
+                self.execute()
+
+        threading.Thread(target=work, name="horovod_runner-run").start()
         return self
 
     def result(self, timeout: float | None = None) -> Any:
@@ -146,11 +144,7 @@ class RunHandle:
         self._requests.show_stacks()
 
     def execute(self) -> Any:
-        """Run to the end in the calling thread; returns rank 0's value.
-
-        Raises:
-            Exception: as :meth:`HorovodRunner.run` says.
-        """
+        """Run to the end in the calling thread; returns rank 0's value."""
         __tracebackhide__ = True  # IPython and pytest leave this frame out
         self._future.set_running_or_notify_cancel()
         try:
@@ -167,14 +161,11 @@ class RunHandle:
         self._future.set_result(value)
         return value
 
-    def _work(self) -> None:
-        with suppress(BaseException):  # the future has it, for whoever asks
-            self.execute()
-
     def _execute(self) -> Any:
         options, requests = self._options, self._requests
         launcher = _launcher(options, requests)
-        pooled = _takes_pool(options, launcher)
+        # Whether the ranks run in tasks that live as long as the run.
+        pooled = options.elastic or launcher.needs_pool
         datasets = find_datasets(self._kwargs)
         job = make_job(
             self._main,
@@ -247,10 +238,14 @@ class RunHandle:
         try:
             with ExitStack() as stack:
                 attempts_on: Launcher = launcher
-                if _takes_pool(options, launcher):
-                    pool = Pool(
-                        launcher, job, _scaling(options), sink.notice, self._requests.cancelled
+                if options.elastic or launcher.needs_pool:
+                    scaling = ScalingPolicy(
+                        abs(options.least),
+                        abs(options.most),
+                        options.grow_after,
+                        options.cluster_config.slot_timeout,
                     )
+                    pool = Pool(launcher, job, scaling, sink.notice, self._requests.cancelled)
                     attempts_on = stack.enter_context(pool)
                     job = replace(job, size=pool.slots(job.size))
                 value = run_attempts(
@@ -310,12 +305,7 @@ def _copy_record(run_id: str, archive: Archive) -> str:
 
 @dataclass
 class Runs:
-    """The runs of one runner.
-
-    Attributes:
-        under_way: those that have not ended.
-        last: the one that began last; None before the first.
-    """
+    """The runs of one runner."""
 
     under_way: list[RunHandle] = field(default_factory=list)
     last: Run | None = None
@@ -337,18 +327,4 @@ def _launcher(options: Options, requests: Requests) -> PoolKeeper:
         requests.cancelled,
         profile=cluster.resource_profile,
         limits=cluster.limits,
-    )
-
-
-def _takes_pool(options: Options, launcher: PoolKeeper) -> bool:
-    """Whether the ranks run in tasks that live as long as the run."""
-    return options.elastic or launcher.needs_pool
-
-
-def _scaling(options: Options) -> ScalingPolicy:
-    return ScalingPolicy(
-        abs(options.least),
-        abs(options.most),
-        options.grow_after,
-        options.cluster_config.slot_timeout,
     )

@@ -6,6 +6,7 @@ that begins with a dot is in this package.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from horovod_runner.wire.job_file import ImportHook
@@ -23,23 +24,25 @@ _BARE_CHILDREN: Final = (
     "notebook or script"
 )
 
+_vital: Final = partial(ImportHook, trains=True)
+_in_ranks: Final = partial(ImportHook, only_ranks=True)
+_keras_3: Final = partial(ImportHook, sign="ops")
+
 IMPORT_HOOKS: Final = (
     ImportHook(
         "accelerate.state",
         ".integrations.torch_backend:patch_accelerate",
         'Accelerate takes gloo on CPUs, not the backend "hvd"',
     ),
-    ImportHook(
+    _in_ranks(
         "getpass",
         ".worker.interpreter.debuggers:explain_getpass",
         "getpass() ends with an error that does not name the rank",
-        only_ranks=True,
     ),
-    ImportHook(
+    _vital(
         "horovod",
         ".integrations.keras.distributed.horovod_modules:replace",
         "horovod.keras and horovod.tensorflow.keras average no gradients on Keras 3",
-        trains=True,
         only_ranks=True,
     ),
     ImportHook(
@@ -47,11 +50,10 @@ IMPORT_HOOKS: Final = (
         ".integrations.horovod_elastic:patch",
         "the states of hvd.elastic are lost when the ranks change",
     ),
-    ImportHook(
+    _vital(
         "horovod.tensorflow",
         ".integrations.keras.distributed.horovod_modules:patch_tensorflow",
         "horovod.tensorflow does not know the variables and optimizers of Keras 3",
-        trains=True,
     ),
     ImportHook(
         "horovod.tensorflow.elastic",
@@ -86,11 +88,10 @@ IMPORT_HOOKS: Final = (
         ".integrations.compression:offer",
         "Compression.bf16 and Compression.powersgd are missing",
     ),
-    ImportHook(
+    _vital(
         "horovod.torch.functions",
         ".worker.checks.optimizer_state:mend",
         "hvd.broadcast_optimizer_state changes weights",
-        trains=True,
     ),
     ImportHook(
         "horovod.torch.mpi_ops", ".worker.checks.adasum:refuse_without_mpi", _ADASUM_ALLOWED
@@ -105,95 +106,77 @@ IMPORT_HOOKS: Final = (
         ".worker.checks.steps:watch_join",
         "ranks that called hvd.join() seem to have other weights at the end",
     ),
-    ImportHook(
+    _vital(
         "horovod.torch.optimizer",
         ".worker.checks.optimizers:mend",
         "hvd.DistributedOptimizer moves weights that no rank has a gradient for, and averages no "
         "gradients of weights that are added later",
-        trains=True,
     ),
-    ImportHook(
+    _vital(
         "horovod.torch.optimizer",
         ".worker.checks.gradients:mend_horovod",
         "gradients are clipped and unscaled before they are averaged",
-        trains=True,
     ),
     ImportHook(
         "horovod.torch.optimizer",
         ".integrations.compression.whole:patch_optimizer",
         "hvd.DistributedOptimizer does not know Compression.powersgd",
     ),
-    ImportHook(
+    _keras_3(
         "keras.src.backend.tensorflow.trainer",
         ".integrations.keras.fitting.patch:patch",
         _FIT,
-        sign="ops",
     ),
-    ImportHook(
+    _keras_3(
         "keras.src.backend.torch.trainer",
         ".integrations.keras.fitting.patch:patch",
         _FIT,
-        sign="ops",
     ),
-    ImportHook(
+    _keras_3(
         "keras.src.callbacks.callback_list",
         ".worker.checks.steps:watch_keras",
         "model.fit does not compare the ranks' weights",
-        sign="ops",
     ),
-    ImportHook(
+    _keras_3(
         "keras.src.callbacks.csv_logger",
         ".worker.checks.calls:watch_keras_csv",
         "a CSVLogger on several ranks is not noticed",
-        sign="ops",
     ),
-    ImportHook(
+    _keras_3(
         "keras.src.callbacks.tensorboard",
         ".worker.checks.calls:watch_keras_logs",
         "TensorBoard on several ranks is not noticed",
-        sign="ops",
     ),
-    ImportHook(
+    _vital(
         "keras.src.layers.normalization.batch_normalization",
         ".worker.checks.batch_norms:watch_keras",
         _UNEQUAL,
-        trains=True,
         sign="ops",
     ),
-    ImportHook(
+    _keras_3(
         "keras.src.saving.saving_api",
         ".worker.checks.calls:watch_keras_save",
         "models that several ranks save are not noticed",
-        sign="ops",
     ),
     ImportHook("lightning.pytorch.loggers.mlflow", ".worker.mlflow_run:patch_logger", _MLFLOW),
     ImportHook(
-        "lightning.pytorch.trainer.trainer",
-        ".integrations.lightning_ranks:patch_trainer",
-        _DEVICES,
+        "lightning.pytorch.trainer.trainer", ".integrations.lightning_ranks:patch_trainer", _DEVICES
     ),
-    ImportHook(
-        "mlflow.tracking.fluent",
-        ".worker.mlflow_run:patch_fluent",
-        _MLFLOW,
-    ),
-    ImportHook(
+    ImportHook("mlflow.tracking.fluent", ".worker.mlflow_run:patch_fluent", _MLFLOW),
+    _in_ranks(
         "multiprocess.spawn",
         ".worker.interpreter.children:give_to_children",
         _BARE_CHILDREN,
-        only_ranks=True,
     ),
-    ImportHook(
+    _in_ranks(
         "multiprocessing.spawn",
         ".worker.interpreter.children:give_to_children",
         _BARE_CHILDREN,
-        only_ranks=True,
     ),
-    ImportHook(
+    _in_ranks(
         "pdb",
         ".worker.interpreter.debuggers:explain_pdb",
         "debuggers end with BdbQuit, because a rank has no terminal",
-        only_ranks=True,
     ),
     ImportHook(
         "pyspark.core.context|pyspark.context",
@@ -203,49 +186,42 @@ IMPORT_HOOKS: Final = (
     ),
     ImportHook("pytorch_lightning.loggers.mlflow", ".worker.mlflow_run:patch_logger", _MLFLOW),
     ImportHook(
-        "pytorch_lightning.trainer.trainer",
-        ".integrations.lightning_ranks:patch_trainer",
-        _DEVICES,
+        "pytorch_lightning.trainer.trainer", ".integrations.lightning_ranks:patch_trainer", _DEVICES
     ),
-    ImportHook(
+    _in_ranks(
         "tensorflow",
         ".host.gpus:pin_tensorflow_here",
         "ranks of a host use the same GPU with TensorFlow, unless main calls set_visible_devices",
-        only_ranks=True,
     ),
-    ImportHook(
+    _in_ranks(
         "torch",
         ".host.gpus:pin_torch_here",
         "ranks of a host use the same GPU with torch, unless main calls torch.cuda.set_device",
-        only_ranks=True,
     ),
     ImportHook(
         "torch.distributed.distributed_c10d",
         ".integrations.torch_backend:register",
         'torch.distributed has no backend "hvd"',
     ),
-    ImportHook(
+    _vital(
         "torch.amp.grad_scaler",
         ".worker.checks.gradients:mend_scaling",
         "GradScaler unscales gradients before they are averaged",
-        trains=True,
     ),
-    ImportHook(
+    _vital(
         "torch.nn.modules.batchnorm",
         ".worker.checks.batch_norms:watch_torch",
         _UNEQUAL,
-        trains=True,
     ),
     ImportHook(
         "torch.nn.parallel.distributed",
         ".worker.checks.steps:watch_data_parallel",
         "DistributedDataParallel's weights are not compared",
     ),
-    ImportHook(
+    _vital(
         "torch.nn.utils.clip_grad",
         ".worker.checks.gradients:mend_clipping",
         "clip_grad_norm_ and clip_grad_value_ clip gradients before they are averaged",
-        trains=True,
     ),
     ImportHook(
         "torch.optim.optimizer",

@@ -35,13 +35,6 @@ def make_job(
 ) -> Job:
     """Pickle a function and its arguments into a job.
 
-    Args:
-        main: the function.
-        kwargs: its arguments.
-        size: the number of ranks.
-        options: the user's.
-        all_values: whether every rank's value is returned.
-
     Warns (UserWarning) where the pickle exceeds ``warn_pickle_bytes``.
 
     Raises:

@@ -30,13 +30,8 @@ def find_mlflow_run(
 ) -> MLflowRun | None:
     """The run of an MLflowSink, or else the active run.
 
-    Args:
-        active: the active run of the thread that called ``run`` or ``start``; None without one.
-        options: the user's; their sinks have begun.
-        notice: called with a message for the user where MLflow is too slow.
-
-    Returns:
-        None without an MLflow run, and where ``env`` says where ranks log.
+    None without an MLflow run, and where ``env`` says where ranks log. ``active`` is the active run
+    of the thread that called ``run`` or ``start``.
     """
     module = sys.modules.get("horovod_runner.sinks.mlflow")
     if any(name in options.env for name in _CHOSEN):

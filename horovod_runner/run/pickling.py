@@ -82,16 +82,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def pickle_for_ranks(value: object, ship_modules: Sequence[types.ModuleType] = ()) -> bytes:
-    """Pickle with cloudpickle.
-
-    Args:
-        value: what to pickle.
-        ship_modules: modules whose functions and classes are pickled by value.
-
-    Raises:
-        RefusedError: it would arrive broken.
-        Exception: whatever cloudpickle raises.
-    """
+    """Pickle with cloudpickle; raises RefusedError for an object that would arrive broken."""
     file = io.BytesIO()
     with by_value(ship_modules):
         _Pickler(file).dump(value)
@@ -103,12 +94,7 @@ class _MainGlobals(dict[str, Any]):
 
 
 class _CallPickler(_Pickler):
-    """Pickles a call of main. Functions of ``__main__`` share the rank's ``__main__`` later.
-
-    Args:
-        file: what it writes to.
-        main: the user's function.
-    """
+    """Pickles a call of main. Functions of ``__main__`` share the rank's ``__main__`` later."""
 
     def __init__(self, file: Any, main: Callable[..., Any]) -> None:
         super().__init__(file)
@@ -124,11 +110,7 @@ class _CallPickler(_Pickler):
 
 
 class _DefinitionFinder(_CallPickler):
-    """Writes nothing, and finds what is defined in ``__main__``.
-
-    Attributes:
-        defined: functions and classes, by their names there.
-    """
+    """Writes nothing, and finds what is defined in ``__main__``."""
 
     def __init__(self, main: Callable[..., Any]) -> None:
         super().__init__(_Nowhere(), main)
@@ -163,14 +145,6 @@ def pickle_call(
 
     Two pickles, one after the other, which share objects: what main and the arguments use of
     ``__main__``; main and the arguments. Processes that a rank starts load the first alone.
-
-    Args:
-        main: the function.
-        kwargs: its arguments.
-        ship_modules: see :func:`pickle_for_ranks`.
-
-    Raises:
-        Exception: as :func:`pickle_for_ranks`.
     """
     file = io.BytesIO()
     with by_value(ship_modules):
@@ -199,9 +173,8 @@ def find_culprit(
     for start, root in _roots(main, kwargs):
         if reason(root):
             path, culprit = _descend(start, root, lambda value: bool(reason(value)))
-            return (
-                f"{path} has the type {_type_name(culprit)} ({reason(culprit)}). {_advice(culprit)}"
-            )
+            advice = _known(culprit) or "Create it inside main instead of capturing or passing it."
+            return f"{path} has the type {_type_name(culprit)} ({reason(culprit)}). {advice}"
     return ""
 
 
@@ -295,7 +268,3 @@ def _known(value: object) -> str:
     kind = type(value)
     full = f"{kind.__module__}.{kind.__qualname__}"
     return _ADVICE.get(full) or _ADVICE.get(kind.__module__.partition(".")[0]) or ""
-
-
-def _advice(value: object) -> str:
-    return _known(value) or "Create it inside main instead of capturing or passing it."

@@ -29,15 +29,7 @@ _FULL: Final = "The disk is full: free space, or give the sink another place."
 
 
 class FanOut:
-    """Passes each event to the log and to all sinks.
-
-    Args:
-        log: takes every event, before the sinks.
-        direct: the runner's sinks, called in the calling thread.
-        threaded: the user's sinks, each called in a separate thread.
-        notice: called with a message for the user when a threaded sink fails or is too slow.
-        limits: say how long sinks may take after the run.
-    """
+    """Passes each event to the log, and then to all sinks: the user's have threads of their own."""
 
     def __init__(
         self,
@@ -107,13 +99,7 @@ class FanOut:
 
 
 class _SinkCall(NamedTuple):
-    """A call of a sink's method.
-
-    Attributes:
-        method: its name.
-        arguments: of the call.
-        kept: see :class:`~horovod_runner.wire.events.Event`.
-    """
+    """A call of a sink's method."""
 
     method: str
     arguments: tuple[Any, ...]

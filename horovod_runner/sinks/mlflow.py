@@ -149,13 +149,7 @@ class MLflowSink(MeasuringSink):
             self._begun.set()
 
     def run_for_ranks(self, patience: float) -> MLflowRun | None:
-        """The MLflow run that rank 0 joins with what it logs itself.
-
-        Args:
-            patience: seconds to wait for its begin.
-
-        Returns:
-            None where the sink has failed.
+        """The MLflow run that rank 0 joins with what it logs itself; None if the sink has failed.
 
         Raises:
             TimeoutError: MLflow has not answered in time.
@@ -251,28 +245,19 @@ class MLflowSink(MeasuringSink):
             self._set("warnings", " ".join(run.warnings)[:_TAG_LENGTH])
         try:
             if self._summary.has_any:
-                self._log_files(run)
+                with tempfile.TemporaryDirectory(prefix="horovod_runner-profile-") as folder:
+                    write_files(run, Path(folder))
+                    self._client.log_artifacts(self.run_id, folder, "profile")
         finally:
             if self._active is None:
                 self._client.set_terminated(self.run_id, _STATUS[run.status])
-
-    def _log_files(self, run: Run) -> None:
-        with tempfile.TemporaryDirectory(prefix="horovod_runner-profile-") as folder:
-            write_files(run, Path(folder))
-            self._client.log_artifacts(self.run_id, folder, "profile")
 
     def _set(self, name: str, value: str) -> None:
         self._client.set_tag(self.run_id, f"{_TAG}.{name}", value)
 
 
 def run_for_ranks(tracking_uri: str, run_id: str, experiment_id: str) -> MLflowRun:
-    """Describe an MLflow run for the ranks, with MLflow's settings on this driver.
-
-    Args:
-        tracking_uri: where it is stored.
-        run_id: MLflow's id.
-        experiment_id: of its experiment.
-    """
+    """Describe an MLflow run for the ranks, with MLflow's settings on this driver."""
     uri = absolute(tracking_uri)
     variables = {name: value for name, value in os.environ.items() if name.startswith("MLFLOW_")}
     variables.pop("MLFLOW_EXPERIMENT_NAME", None)  # it has an id

@@ -29,10 +29,6 @@ def fold_error(error: BaseException) -> None:
     """Let a notebook show an error of the ranks in short, if it shows the error at all.
 
     Does nothing elsewhere.
-
-    Args:
-        error: what ``run`` is about to raise: an error of this package, or the user's exception,
-            whose cause has the traceback on the rank.
     """
     # Some exceptions show themselves already.
     if in_notebook() and not hasattr(type(error), "_render_traceback_"):
@@ -66,12 +62,7 @@ def _long_one(error: BaseException) -> BaseException:
 
 
 def _render(error: BaseException, shown_in: set[int]) -> Any:
-    """Show a long error in a box to open, and return the short one for IPython to print.
-
-    Args:
-        error: the error.
-        shown_in: numbers of the cells that have the box.
-    """
+    """Show a long error in a box to open, and return the short one for IPython to print."""
     whole = str(_long_one(error))
     shell = sys.modules["IPython"].get_ipython()
     formatter, cell = shell.InteractiveTB, shell.execution_count
@@ -94,17 +85,15 @@ def _render(error: BaseException, shown_in: set[int]) -> Any:
 def until_package(traceback: TracebackType | None) -> TracebackType | None:
     """A traceback up to the call of this package; None if it begins there."""
     users: list[TracebackType] = []
-    while traceback is not None and not _is_ours(traceback):
+    while traceback is not None:
+        if str(traceback.tb_frame.f_globals.get("__name__")).startswith(_PACKAGE):
+            break
         users.append(traceback)
         traceback = traceback.tb_next
     found = None
     for each in reversed(users):
         found = TracebackType(found, each.tb_frame, each.tb_lasti, each.tb_lineno)
     return found
-
-
-def _is_ours(traceback: TracebackType) -> bool:
-    return str(traceback.tb_frame.f_globals.get("__name__")).startswith(_PACKAGE)
 
 
 @contextmanager

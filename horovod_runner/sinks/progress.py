@@ -6,11 +6,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from horovod_runner.sinks.sink import Sink
-from horovod_runner.sinks.steps import StepCounter
+from horovod_runner.sinks.sink import Sink, StepCounter
 from horovod_runner.sinks.streams import columns, for_notices, in_notebook, write
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from horovod_runner.wire.events import Report
     from horovod_runner.wire.measurements import Profile
 
-LINE_SECONDS: Final = 10.0
 _DRAW_SECONDS = 0.1
 _SHOWN_METRICS = 5
 _LARGE_SHARE = 0.2  # of the time, from which waiting is shown
@@ -28,30 +27,21 @@ _NARROW_FORMAT = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{remaining}, {rate_noinv_fm
 _LEAST_BAR = 5
 
 
+@dataclass(eq=False)
 class Progress(Sink):
     """Shows rank 0's steps, steps per second and latest metrics, and the attempt after a restart.
 
     What rank 0 waits for is shown where it is a large share of its time. Nothing is shown before
     the first report. ``report(total_steps=...)`` gives the bar its end.
-
-    Args:
-        width: the width of the terminal; 0 without one.
-        line_seconds: between two lines of text.
-        clock: the time in seconds.
     """
 
-    def __init__(
-        self,
-        *,
-        width: Callable[[], int] = columns,
-        line_seconds: float = LINE_SECONDS,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._width = width
-        self._line_seconds = line_seconds
-        self._clock = clock
+    width: Callable[[], int] = columns
+    line_seconds: float = 10.0  # between two lines of text
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
         self._bar: Any = None
-        self._lines = not (width() or in_notebook())
+        self._lines = not (self.width() or in_notebook())
         self._line_open = False  # the program's last line of output has no end yet
         self._attempt = 1
         self._restarted = False
@@ -95,10 +85,10 @@ class Progress(Sink):
             if report.total_steps is not None:
                 self._total = report.total_steps
         self._dirty = True
-        now = self._clock()
+        now = self.clock()
         if self._paced is None:
             self._paced = now, self._step
-        if now - self._shown_at >= (self._line_seconds if self._lines else _DRAW_SECONDS):
+        if now - self._shown_at >= (self.line_seconds if self._lines else _DRAW_SECONDS):
             self._show(now)
 
     def _keep(self, metrics: Mapping[str, float | int]) -> None:
@@ -117,7 +107,7 @@ class Progress(Sink):
             write(sys.stderr, "\n")
             self._line_open = False
         if self._dirty:
-            self._show(self._clock())
+            self._show(self.clock())
         bar, self._bar = self._bar, None
         if bar is not None:
             with suppress(Exception):
@@ -204,11 +194,11 @@ class Progress(Sink):
         return "" if self._is_narrow() else "step"
 
     def _is_narrow(self) -> bool:
-        return self._total is not None and 0 < self._width() < _WIDE_COLUMNS
+        return self._total is not None and 0 < self.width() < _WIDE_COLUMNS
 
     def _room(self) -> int | None:
         """The characters that metrics have beside the rest of the bar; None: any number."""
-        width = self._width()
+        width = self.width()
         if not width:
             return None
         count = f"{self._step}" if self._total is None else f"{self._total}/{self._total}"

@@ -100,6 +100,20 @@ class Sink:
         """The run has ended; ``run.status`` says how. This is the last call."""
 
 
+class StepCounter:
+    """Finds the step of each report of one rank, also of one that reports without steps."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._last: int | None = None
+
+    def step_of(self, report: Report) -> int:
+        """Return the report's step, otherwise the last known step, otherwise the report count."""
+        self._count += 1
+        self._last = self._last if report.step is None else report.step
+        return self._count if self._last is None else self._last
+
+
 #: The names of a sink's methods.
 EVENTS: Final = tuple(name for name in vars(Sink) if not name.startswith("_"))
 # The method for each event, and its arguments. Other events are for the log alone.
@@ -115,10 +129,7 @@ _METHODS: Final[dict[type[events.Event], tuple[str, Callable[[Any], tuple[Any, .
     measurements.Profile: ("profile", lambda event: (event,)),
     measurements.Machine: ("machine", lambda event: (event,)),
     measurements.Lines: ("lines", lambda event: (event,)),
-    events.CheckpointKept: (
-        "checkpoint",
-        lambda event: (Checkpoint(event.folder, event.marker),),
-    ),
+    events.CheckpointKept: ("checkpoint", lambda event: (Checkpoint(event.folder, event.marker),)),
     events.TraceWritten: ("trace", lambda event: (event.trace,)),
 }
 

@@ -16,8 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
-from horovod_runner.sinks.sink import Sink
-from horovod_runner.sinks.steps import StepCounter
+from horovod_runner.sinks.sink import Sink, StepCounter
 from horovod_runner.wire.measurements import steps_of
 
 if TYPE_CHECKING:
@@ -29,11 +28,7 @@ _FLUSH_SECONDS: Final = 1.0
 
 
 class MeasuringSink(Sink):
-    """Base of the sinks that write reports, and every ten seconds what ranks measure.
-
-    Args:
-        log_profile: whether to write what ranks measure.
-    """
+    """Base of the sinks that write reports, and every ten seconds what ranks measure."""
 
     def __init__(self, log_profile: bool) -> None:
         self._log_profile = log_profile
@@ -47,20 +42,20 @@ class MeasuringSink(Sink):
     def profile(self, profile: Profile) -> None:
         if self._log_profile:
             self._summary.add_profile(profile)
-            self._write_summary_if_due()
+            self._write_if_due()
         self._flush_if_due()  # ranks measure all the time: the sink is never idle
 
     def machine(self, machine: Machine) -> None:
         if self._log_profile:
             self._summary.add_machine(machine)
-            self._write_summary_if_due()
+            self._write_if_due()
 
     def idle(self) -> None:
         self._flush()
         self._flushed_at = time.monotonic()
 
-    def _write_summary_if_due(self) -> None:
-        if self._summary.is_due:
+    def _write_if_due(self) -> None:
+        if time.monotonic() - self._summary.taken_at >= _SECONDS:
             self._write_summary()
 
     def _flush_if_due(self) -> None:
@@ -87,15 +82,10 @@ class Summary:
     def __init__(self) -> None:
         self.steps = 0
         self.has_any = False
-        self._taken_at = time.monotonic()
+        self.taken_at = time.monotonic()
         self._profiles: dict[int, _Steps] = {}
         self._machines: dict[int, dict[str, float]] = {}
         self._received: dict[int, tuple[float, float]] = {}  # megabytes in all, and those sent
-
-    @property
-    def is_due(self) -> bool:
-        """Whether the last summary was taken ten seconds ago."""
-        return time.monotonic() - self._taken_at >= _SECONDS
 
     def add_profile(self, profile: Profile) -> None:
         """Add where a rank's last second went."""
@@ -123,7 +113,7 @@ class Summary:
         steps = {rank: each.numbers() for rank, each in self._profiles.items()}
         machines = self._machines
         self._profiles, self._machines = {}, {}
-        self._taken_at = time.monotonic()
+        self.taken_at = time.monotonic()
         return {**_over_ranks("profile", steps), **_over_ranks("system", machines)}
 
 

@@ -112,7 +112,6 @@ class TensorBoardSink(MeasuringSink):
             found = _code_block(str(run.diagnose()))
             self._file(_PROFILE).text("profile/diagnosis", found, self._summary.steps)
         for file in self._files.values():
-            file.say_left_out()
             file.close()
 
     def _file(self, folder: str) -> _EventFile:
@@ -128,7 +127,6 @@ class _EventFile:
     """One event file, in the format "brain.Event:2".
 
     Args:
-        folder: where the file goes; created if it does not exist.
         params: the run's parameters as Markdown; empty to write none.
 
     Attributes:
@@ -177,12 +175,6 @@ class _EventFile:
         count = self._counts[name] = self._counts.get(name, 0) + 1
         return count % (1 << (count // _MANY).bit_length()) == 0
 
-    def say_left_out(self) -> None:
-        """Append how many values are left out, if any."""
-        if self._left_out:
-            text = f"{self._left_out:,} values are left out: a metric has more than {_MANY:,}."
-            self.text("left_out", text, self._step)
-
     def text(self, tag: str, markdown: str, step: int) -> None:
         """Append a text."""
         self._summary([self._text(tag, markdown)], step, time.time())
@@ -213,7 +205,10 @@ class _EventFile:
             self._writer.flush()
 
     def close(self) -> None:
-        """Write buffered events and close the file."""
+        """Say how many values are left out, if any, and close the file."""
+        if self._left_out:
+            text = f"{self._left_out:,} values are left out: a metric has more than {_MANY:,}."
+            self.text("left_out", text, self._step)
         with self._named():
             self._writer.close()
 

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import TYPE_CHECKING, Literal, TextIO
 
@@ -26,50 +27,39 @@ _MAX_GATHERED = 1000  # lines
 _MAX_SPANS = 4
 
 
+@dataclass(eq=False)
 class TerminalSink(Sink):
-    """Prints what the ranks print, and notices.
+    """Prints what the ranks print, and notices; the progress bar stays below the text.
 
-    Args:
-        size: the number of ranks. With more than one, each line of output names its rank. With more
-            than 16, a line that several ranks print at about the same time is printed once, with
-            their numbers, or with how many they are.
-        progress: the progress bar that stays below the printed text; None if there is no bar.
-        width: the width of the terminal; 0 without one.
-        clock: the time in seconds.
+    With several ranks each line names its rank. With more than 16, a line that several print at
+    about the same time is printed once, with their numbers, or with how many they are.
     """
 
-    def __init__(
-        self,
-        size: int,
-        progress: Progress | None = None,
-        *,
-        width: Callable[[], int] = columns,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._width = width
-        self._clock = clock
-        self._prefixed = size > 1
-        self._gathers = size > MAX_LINES
+    size: int
+    progress: Progress | None = None
+    width: Callable[[], int] = columns
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
         # Ranks by (stream, line, how many times the rank has printed that line).
         self._gathered: dict[tuple[Stream, str, int], list[int]] = {}
         self._printed: Counter[tuple[int, Stream, str]] = Counter()
         self._since = 0.0  # when the first gathered line arrived
         self._lock = threading.RLock()  # a user's sink sends notices from another thread
-        self._progress = progress
 
     def output(self, rank: int, stream: Stream, text: str) -> None:
         """Print a piece of a rank's output to the stream of the same name."""
         lines = text.removesuffix("\n").split("\n")
-        if self._gathers:
+        if self.size > MAX_LINES:
             self._gather(rank, stream, lines)
             return
-        if self._prefixed:
+        if self.size > 1:
             text = "".join(f"[{rank}] {line}\n" for line in lines)
         self._write(_stream(stream), text)
 
     def idle(self) -> None:
         """Print gathered lines once they are old enough."""
-        if self._gathered and self._clock() - self._since > _GATHER_SECONDS:
+        if self._gathered and self.clock() - self._since > _GATHER_SECONDS:
             self._print_gathered()
 
     def end(self, run: Run) -> None:
@@ -89,7 +79,7 @@ class TerminalSink(Sink):
         self._print_gathered()
         # Spark's progress bar may be on the current line of a terminal: erase it.
         start = "\r\x1b[K" if is_terminal() else ""
-        width = self._width()
+        width = self.width()
         lines = "".join(
             f"{broken(f'HorovodRunner: {line}', width)}\n"
             for line in without_password(text).splitlines()
@@ -99,7 +89,7 @@ class TerminalSink(Sink):
     def _gather(self, rank: int, stream: Stream, lines: Sequence[str]) -> None:
         with self._lock:
             if not self._gathered:
-                self._since = self._clock()
+                self._since = self.clock()
             for line in lines:
                 self._printed[rank, stream, line] += 1
                 times = self._printed[rank, stream, line]
@@ -119,7 +109,7 @@ class TerminalSink(Sink):
             self._printed.clear()
 
     def _write(self, stream: TextIO, text: str) -> None:
-        with nullcontext() if self._progress is None else self._progress.hidden(text):
+        with nullcontext() if self.progress is None else self.progress.hidden(text):
             write(stream, text)
 
 

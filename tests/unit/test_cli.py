@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from contextlib import redirect_stdout
+from pathlib import Path
 
 import pytest
 
@@ -41,6 +42,19 @@ def test_an_error_is_one_line_and_status_1(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().err == said
 
 
+def test_who_has_no_home_folder_is_told_what_to_set(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def home() -> Path:
+        raise RuntimeError
+
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", home)
+    for command in ("ps", "report"):
+        assert cli.main([command]) == 1
+        assert capsys.readouterr().err.endswith("set XDG_STATE_HOME to another folder\n")
+
+
 def test_a_reader_that_has_seen_enough_causes_no_traceback() -> None:
     read, write = os.pipe()
     os.close(read)
@@ -55,7 +69,7 @@ def test_a_name_that_stdout_cannot_encode_is_escaped(
     encoding: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written = io.BytesIO()
-    entry = registry.Entry("1a2b", "entra\u00eenement", -2, "local", "box", 7, 0.0, 0.0)
+    entry = registry.Entry("1a2b", "entra\u00eenement", -2, "local", "box", 7, "", 0.0)
     # A test of another process may have runs, too.
     monkeypatch.setattr(registry, "find", lambda: [registry.ListedRun("1a2b", entry, True, [7])])
     with redirect_stdout(io.TextIOWrapper(written, encoding, write_through=True)) as stream:

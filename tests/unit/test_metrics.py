@@ -43,7 +43,7 @@ def test_rows_and_dropped_reports_add_up_and_the_latest_value_is_kept(
     for step in range(count):
         metrics.extend([Report(0, {"loss": float(step)}, step=step, left_out=1)], 1)
     table = metrics.table()
-    assert table.num_rows == len(metrics) <= limit
+    assert table.num_rows <= limit
     assert table.num_rows + metrics.ranks[0].dropped == 2 * count
     steps = table["step"].to_pylist()
     assert table["loss"].to_pylist() == steps

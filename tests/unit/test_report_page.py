@@ -20,14 +20,13 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 
 from horovod_runner.common.text import is_secret
 from horovod_runner.results import registry, saved_run
 from horovod_runner.results.page import logs, numbers, ranks
 from horovod_runner.results.page.document import page
-from horovod_runner.results.page.timeline import Timeline
+from horovod_runner.results.page.over_time import Timeline
 from horovod_runner.results.page.view import View
 from horovod_runner.results.recorder import failed
 from horovod_runner.results.registration import Registration
@@ -336,11 +335,9 @@ def test_the_page_of_a_thousand_ranks_is_small() -> None:
     assert "rank 617 · worker-154 (the verdict names it)" in written
 
 
-def entry(run_id: str, pid: int, created: float, host: str | None = None) -> None:
+def entry(run_id: str, pid: int, born: str, host: str | None = None) -> None:
     """List a run, as its driver does."""
-    found = registry.Entry(
-        run_id, "train", 1, "local", host or socket.gethostname(), pid, created, 1.0
-    )
+    found = registry.Entry(run_id, "train", 1, "local", host or socket.gethostname(), pid, born, 1)
     path = registry.folder() / f"{run_id}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(registry.msgspec.json.encode(found))
@@ -354,11 +351,10 @@ def test_a_record_without_a_driver_is_lost() -> None:
     assert registry.status_now(run) == "running"  # of this process
     assert registry.status_now(loaded) == "lost"
     assert "no driver of it runs on this machine any more" in page(loaded)
-    created = psutil.Process().create_time()
     for driver, status in (
-        ((os.getpid(), created), "running"),
-        ((os.getpid(), 0.0), "lost"),  # the id of a process that has ended
-        ((1, 0.0, "elsewhere"), "running"),
+        ((os.getpid(), registry.born(os.getpid())), "running"),
+        ((os.getpid(), "before"), "lost"),  # the id of a process that has ended
+        ((1, "", "elsewhere"), "running"),
     ):
         entry(run.run_id, *driver)
         assert registry.status_now(loaded) == status

@@ -69,12 +69,8 @@ class Chart:
     """A picture and what is written around it.
 
     Attributes:
-        svg: the picture.
         label: what it shows, for those who do not see it.
         told: what script.js needs to tell values.
-        title, unit: above it.
-        legend: names and their colours.
-        note: a sentence below it.
     """
 
     svg: str
@@ -103,18 +99,10 @@ def line_chart(
     band: tuple[Numbers, Numbers] | None = None,
     note: str = "",
 ) -> Chart | None:
-    """Draw lines in one panel; None where no line has two points.
+    """Draw at most :data:`MAX_LINES` lines; None where no line has two points.
 
-    Args:
-        title: of the panel.
-        lines: at most :data:`MAX_LINES`.
-        x_label: of the horizontal axis; "step" and "report" are whole numbers.
-        unit: of the values.
-        from_zero: whether the vertical axis begins at 0.
-        ends: of the horizontal axis; None: those of the lines.
-        marks: where attempts began, by number.
-        band: the lower and the upper edge of an area behind the first line.
-        note: a sentence below the chart.
+    ``marks`` are where attempts began, by number, and ``band`` is an area behind the first line.
+    Steps and reports on the horizontal axis are whole numbers.
     """
     lines = [replace(e, ys=np.where(np.abs(e.ys) < _LARGEST, e.ys, np.nan)) for e in lines]
     if all(len(np.unique(line.xs[np.isfinite(line.ys)])) < 2 for line in lines):
@@ -155,14 +143,9 @@ def heat_map(
     ends: tuple[float, float],
     marks: Mapping[int, float],
 ) -> Chart:
-    """Draw shares by row and time, 0 as the darkest colour.
+    """Draw shares by row and time, 0 as the darkest colour; NaN where they are not known.
 
-    Args:
-        rows: shares from 0 to 1, NaN where they are not known; by what the pointer tells.
-        labels: of the rows.
-        x_label: of the horizontal axis.
-        ends: of the horizontal axis.
-        marks: where attempts began, by number.
+    The pointer tells the keys of ``rows``.
     """
     shares = np.array(list(rows.values()))
     figure, axes = _axes(5, 0.8 + 2.5 * min(1, len(rows) / 20))

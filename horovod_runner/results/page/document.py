@@ -18,19 +18,7 @@ from horovod_runner.results.run import Run
 
 
 def write_page(run: Run, path: str | os.PathLike[str] | None = None) -> Path | str:
-    """Write the page of a run to a file; on this machine only this user can read it.
-
-    Args:
-        run: the run.
-        path: the file: a path, or a URL of fsspec; None: "<run id>.html" in the current folder.
-
-    Returns:
-        The file, or its URL.
-
-    Raises:
-        CheckpointError: a package for such a URL is not installed.
-        OSError: the file cannot be written.
-    """
+    """Write the page of a run to a file; on this machine only this user can read it."""
     if isinstance(path, str) and local_path(path) is None:
         folder, _, name = path.rpartition("/")
         open_folder(folder, check=True).write(name, page(run).encode())

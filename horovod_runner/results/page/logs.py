@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from markupsafe import escape
 
+from horovod_runner.results.live import as_shown
 from horovod_runner.results.page.view import View
 from horovod_runner.results.run import Line
 
@@ -17,7 +17,6 @@ _LINES: Final = 500  # of a rank
 _CHARACTERS: Final = 450_000  # of all ranks
 _WIDEST: Final = 2000  # characters of a line
 _MARKUP: Final = 90  # characters around a line, about
-_ESCAPE: Final = re.compile(r"\x1b(\[[0-9;?]*[A-Za-z]|\][^\x07\x1b]*(\x07|\x1b\\)?|.)")
 _STREAMS: Final = {"stdout": "", "stderr": "e", "log": "", "notice": "n"}
 
 
@@ -57,8 +56,7 @@ def whole_lines(pieces: Sequence[Line]) -> list[LogLine]:
 
 
 def _cleaned(line: str) -> str:
-    line = _ESCAPE.sub("", line).rstrip("\r")
-    line = line.rpartition("\r")[2]
+    line = as_shown(line)
     return line if len(line) <= _WIDEST else f"{line[:_WIDEST]} … ({len(line):,} characters)"
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from statistics import median
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +20,59 @@ from horovod_runner.results.page.charts import (
     line_chart,
 )
 from horovod_runner.results.page.numbers import number, scale, time_unit
-from horovod_runner.results.page.timeline import Timeline, timeline_of
 from horovod_runner.results.page.view import COLOURS, KINDS, View
 from horovod_runner.wire.measurements import Machine, Profile, steps_of
 
 _MOST_ROWS: Final = 64  # of the heat map
+_MOST: Final = 120  # intervals
+# An interval of which less is known stays empty.
+_LEAST_KNOWN: Final = 0.1
+Row = TypeVar("Row", bound=Profile | Machine)
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Equal intervals from the beginning of a run to its end.
+
+    Attributes:
+        start: seconds since the epoch.
+        width: seconds of an interval.
+    """
+
+    start: float
+    width: float
+    count: int
+
+    def sums(
+        self, rows: Sequence[Row], values: Callable[[Row], Sequence[float]], offset: float = 0.0
+    ) -> NDArray[np.float64]:
+        """Add up amounts in each interval; ``offset`` is by how much the rank's clock is ahead.
+
+        Returns:
+            A row for each interval: the seconds that are known, and the sum of each amount; NaN
+            where next to nothing is known.
+        """
+        amounts = np.array([(row.seconds, *values(row)) for row in rows], float)
+        ends = np.array([[row.time - offset - self.start] for row in rows])
+        seconds = np.maximum(amounts[:, :1], 1e-9)
+        edges = np.arange(self.count + 1) * self.width
+        common = np.minimum(ends, edges[1:]) - np.maximum(ends - seconds, edges[:-1])
+        found = (np.maximum(common, 0.0) / seconds).T @ amounts
+        found[found[:, 0] < _LEAST_KNOWN * self.width] = np.nan
+        return np.asarray(found)
+
+
+def _timeline_of(view: View, every: Iterable[Sequence[Row]]) -> Timeline | None:
+    """At most 120 intervals, none shorter than a typical measurement; None without measurements."""
+    rows = [row for some in every for row in some]
+    if not rows:
+        return None
+    start = min(view.run.timings.queued, *(row.time - row.seconds for row in rows))
+    last = max(row.time for row in rows)
+    seconds = max(last, min(view.end, last + 60.0)) - start
+    typical = median(row.seconds for row in rows)
+    count = max(1, min(_MOST, int(seconds / max(typical, 1e-3))))
+    return Timeline(start, seconds / count, count)
 
 
 @dataclass(frozen=True)
@@ -31,7 +80,6 @@ class _Quantity:
     """A number that is measured of machines.
 
     Attributes:
-        title: of its chart.
         unit: of its values; values in bytes get a prefix.
         amount: what a measurement adds to its interval: the number times seconds, or a count.
         of_rank: whether each rank has its own, so that the ranks of a host are added up.
@@ -67,8 +115,9 @@ class _Axis:
             np.linspace(0.5, timeline.count - 0.5, timeline.count) * timeline.width / factor
         )
         self.ends = (0.0, timeline.count * timeline.width / factor)
-        begun = view.restarts(timeline.start)
-        self.marks = {attempt: seconds / factor for attempt, seconds in begun.items()}
+        self.marks = {
+            each.number: (each.started - timeline.start) / factor for each in view.run.attempts[1:]
+        }
 
     def chart(
         self,
@@ -89,7 +138,7 @@ def timeline_of_profile(view: View) -> Timeline | None:
     """The intervals of what the ranks measured; None where no rank has measured twice."""
     if all(len(rows) < 2 for rows in view.rows.values()):
         return None
-    return timeline_of(view.run, view.rows.values(), view.end)
+    return _timeline_of(view, view.rows.values())
 
 
 def stragglers(view: View, timeline: Timeline) -> dict[str, Any] | None:
@@ -155,7 +204,7 @@ def hosts(view: View) -> dict[str, Any]:
     machines = {
         rank: known for rank, rows in measured if (known := [row for row in rows if row.memory])
     }
-    timeline = timeline_of(view.run, machines.values(), view.end)
+    timeline = _timeline_of(view, machines.values())
     found: dict[str, Any] = {"charts": [], "means": {}, "cores": []}
     by_host = {
         host: {rank: machines[rank] for rank in ranks if rank in machines}

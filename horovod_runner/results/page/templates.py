@@ -22,12 +22,7 @@ _FORBIDDEN: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe
 def render(package: str, template: str, *, script: str = "", **values: object) -> str:
     """Fill a template. Every text in it is escaped.
 
-    Args:
-        package: whose folder has the template, and the script.
-        template: its name; it extends base.html of this room.
-        script: the name of a script, the only one that the browser runs, whatever an error in this
-            package lets through.
-        values: for the template.
+    The browser runs ``script`` alone, whatever an error in this package lets through.
     """
     code = files(package).joinpath(script).read_text("utf-8") if script else ""
     digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
@@ -40,12 +35,7 @@ def render(package: str, template: str, *, script: str = "", **values: object) -
 
 
 def macros(template: str, **values: object) -> Any:
-    """The macros of a template of this room, as attributes: functions that return markup.
-
-    Args:
-        template: its name.
-        values: for the template.
-    """
+    """The macros of a template of this room, as attributes: functions that return markup."""
     return _environment(__package__).get_template(template, globals=values).module
 
 
@@ -65,10 +55,6 @@ def _environment(package: str) -> Environment:
 
 
 def write(text: str, to: Path) -> None:
-    """Write a page to a file that only this user can read.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Write a page to a file that only this user can read."""
     with open(to, "wb", opener=private) as file:
         file.write(text.encode())

@@ -39,7 +39,6 @@ class View:
     """A run as the page shows it.
 
     Attributes:
-        run: the run.
         status: as :attr:`Run.status`, or "lost".
         remark: a sentence about the status; empty for a run that has ended.
         end: when the run ended, or until when it is known; seconds since the epoch.
@@ -116,7 +115,3 @@ class View:
         several = len(self.by_host) > 1 and rank in self.hosts
         host = f" · {self.hosts[rank]}" if several else ""
         return f"rank {rank}{host}"
-
-    def restarts(self, start: float) -> dict[int, float]:
-        """By attempt after the first one, when it began, in seconds since ``start``."""
-        return {each.number: each.started - start for each in self.run.attempts[1:]}

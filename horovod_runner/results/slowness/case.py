@@ -82,12 +82,9 @@ class Case:
     """What the rules look at.
 
     Attributes:
-        profile: of the run.
         totals: of the ranks with steps.
         steps: where a step of each of these ranks goes.
         typical: the same in the median over the ranks.
-        count: the number of steps of a rank.
-        machines: what was measured of the machine under each rank.
     """
 
     profile: RunProfile
@@ -143,12 +140,7 @@ class Case:
 
 
 def step_of(total: RankTotals, compared: int) -> Step:
-    """Where a step of a rank goes on average.
-
-    Args:
-        total: what the rank has measured.
-        compared: how many collectives were compared over all ranks.
-    """
+    """Where a step of a rank goes on average."""
     count = total.step_count
     spent = dict(total.spent)
     blocked = spent.get("blocked", 0.0)

@@ -21,9 +21,8 @@ from horovod_runner.results.slowness.case import (
     Rule,
     stage_text,
 )
-from horovod_runner.results.slowness.cores import why_no_core
 from horovod_runner.results.slowness.lines import busy_thread, loader_line, waiting_line
-from horovod_runner.results.slowness.slow_ranks import slow_rank, uneven_steps
+from horovod_runner.results.slowness.slow_ranks import slow_rank, uneven_steps, why_no_core
 from horovod_runner.results.slowness.totals import RankTotals
 
 _DATA: Final = 0.15

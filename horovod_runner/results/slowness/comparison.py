@@ -17,15 +17,7 @@ _MAX_PENDING: Final = 10_000
 
 
 class Comparison:
-    """The collectives of a run that all ranks have told of.
-
-    Attributes:
-        hosts: of the ranks, in their order.
-        compared: how many collectives were compared over all ranks.
-
-    Args:
-        totals: what each rank has measured; the comparison adds its findings.
-    """
+    """The collectives of a run that all ranks have told of; what it finds is added to totals."""
 
     def __init__(self, totals: Mapping[int, RankTotals]) -> None:
         self._totals = totals

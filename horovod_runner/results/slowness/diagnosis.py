@@ -1,7 +1,4 @@
-"""Says why a run is slow: ``runner.last_run.diagnose()``.
-
-It says where the time of a step goes, and which causes `causes` finds in the profile of the run.
-"""
+"""Says why a run is slow, and where a step's time goes: ``runner.last_run.diagnose()``."""
 
 from __future__ import annotations
 

@@ -33,16 +33,9 @@ class _Box:
 def flame_graph(
     stacks: Iterable[tuple[Sequence[str], float]], title: str, least: float = _LEAST
 ) -> str:
-    """Draw stacks as an SVG.
+    """Draw stacks as an SVG: calls, the outermost first, and the share of looks at each stack.
 
-    Args:
-        stacks: each a list of calls ("file:line function"), the outermost first, and its share of
-            all looks.
-        title: written above the graph.
-        least: the width in pixels, of 1200, below which a call is left out.
-
-    Returns:
-        The text of the SVG.
+    Calls that are narrower than ``least``, in pixels of 1200, are left out.
     """
     root = _Box()
     for stack, share in stacks:

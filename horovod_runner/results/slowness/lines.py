@@ -13,26 +13,9 @@ from horovod_runner.wire.measurements import Thread
 
 _LOADER: Final = re.compile(r"torch[/\\]utils[/\\]data[/\\]|horovod_runner[/\\]data[/\\]")
 # Functions that release the interpreter lock while they wait.
-_WAITS: Final = frozenset(
-    [
-        "wait",
-        "acquire",
-        "join",
-        "get",
-        "put",
-        "select",
-        "poll",
-        "accept",
-        "recv",
-        "recv_into",
-        "recv_bytes",
-        "_recv",
-        "read",
-        "readline",
-        "readinto",
-        "sleep",
-        "_wait_for_tstate_lock",
-    ]
+_WAITS: Final = re.compile(
+    r"[ .](wait|acquire|join|get|put|select|poll|accept|_?recv|recv_into|recv_bytes|read|readline"
+    r"|readinto|sleep|_wait_for_tstate_lock)$"
 )
 _NOT_MUCH: Final = 0.05  # of all looks
 
@@ -112,7 +95,7 @@ def busy_thread(profile: RunProfile, rank: int) -> tuple[float, str]:
     """
     shares: dict[str, float] = {}
     for stack, share in profile.lines(rank, "others"):
-        if stack and stack[-1].rpartition(".")[2].rpartition(" ")[2] not in _WAITS:
+        if stack and not _WAITS.search(stack[-1]):
             line = (own(stack) or stack)[-1]
             shares[line] = shares.get(line, 0.0) + share
     line = max(shares, key=lambda line: shares[line], default="")

@@ -51,13 +51,7 @@ class SavedProfile(msgspec.Struct):
 
 
 class Recent(NamedTuple):
-    """What was last heard of a rank.
-
-    Attributes:
-        rows: its latest summaries, at most 60, oldest first.
-        heard: when the last of them arrived, in seconds since the epoch by the driver's clock.
-        machine: the latest record of its host; None before the first.
-    """
+    """What was last heard of a rank."""
 
     rows: list[Profile]
     heard: float
@@ -77,11 +71,7 @@ class RunProfile:
         self._machines = Machines()
 
     def begin(self, hosts: Sequence[str]) -> None:
-        """A new attempt: its collectives are counted from 1 again.
-
-        Args:
-            hosts: of the ranks, in their order.
-        """
+        """A new attempt: its collectives are counted from 1 again."""
         with self._lock:
             self._comparison.begin(hosts)
             self._machines.begin()
@@ -124,12 +114,7 @@ class RunProfile:
         )
 
     def add(self, profile: Profile, now: float | None = None) -> None:
-        """Add a summary of a rank.
-
-        Args:
-            profile: the summary.
-            now: when it arrived, by the driver's clock; None: now.
-        """
+        """Add a summary of a rank."""
         now = time.time() if now is None else now
         with self._lock:
             rows = self._rows.setdefault(profile.rank, [])

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Final
 
+from horovod_runner.common.text import count_text, ranks_text
 from horovod_runner.common.text import milliseconds as ms
-from horovod_runner.common.text import ranks_text
 from horovod_runner.results.slowness.case import (
     CALLS,
     FEW_STEPS,
@@ -17,7 +17,6 @@ from horovod_runner.results.slowness.case import (
     Finding,
     stage_text,
 )
-from horovod_runner.results.slowness.cores import why_no_core
 from horovod_runner.results.slowness.lines import loader_line, more_often, waiting_line
 
 _SLOWEST: Final = 0.05
@@ -29,6 +28,8 @@ _NEARLY_ALWAYS: Final = 0.9  # of the collectives
 _MOST_BLAME: Final = 0.7  # of the lateness of all ranks
 _MOST_BLAME_OF_HOST: Final = 0.85
 _LARGER: Final = 1.2  # times as many numbers in a batch
+_STOLEN: Final = 0.1  # of the cores
+_MORE: Final = 1.2  # times as many threads as cores
 
 
 def slow_rank(case: Case, _: Sequence[Finding]) -> Iterator[Finding]:
@@ -156,6 +157,49 @@ def _why_computes_longer(case: Case, rank: int, excess: float) -> tuple[str, str
         "look at the lines that it is seen at more often than the others: "
         f"last_run.profile.flame({rank}) draws them",
         "compute" if line else "",
+    )
+
+
+def why_no_core(case: Case, rank: int) -> tuple[str, str, str]:
+    """What takes the cores of a rank: in words, what to change, and the reason."""
+    throttled = case.machine(rank, "throttled")
+    if throttled > THROTTLED:
+        why = f"the container's CPU quota stops it for {throttled:.0%} of the time"
+        return why, "raise the CPU limit of the container", "quota"
+    hosts = case.profile.hosts
+    here = [other for other in case.totals if hosts.get(other) == hosts.get(rank)]
+    cores = case.mean(rank, "of_cores")
+    if not cores:
+        return (
+            "what takes the cores is not known, because the machine was not measured",
+            "end other processes on this host, or fewer ranks or threads (OMP_NUM_THREADS)",
+            "others",
+        )
+    threads = sum(case.totals[other].threads for other in here)
+    if threads > _MORE * cores:
+        return (
+            f"its host's ranks compute with {threads} threads on {cores:.0f} cores",
+            "fewer threads: OMP_NUM_THREADS or torch.set_num_threads, which the runner sets to "
+            "the cores of each rank, or fewer ranks",
+            "threads",
+        )
+    ours = sum(case.totals[other].cpu / case.totals[other].seconds for other in here)
+    others = case.mean(rank, "other_cores")
+    stolen = case.mean(rank, "stolen")
+    if stolen > _STOLEN * cores:
+        return (
+            f"the host is a virtual machine, and {stolen:.1f} of its {cores:.0f} cores are taken "
+            "from it by the machine below",
+            "another type of machine, or another host",
+            "others",
+        )
+    return (
+        f"of the {cores:.0f} cores of its host, {count_text(len(here), 'rank')} there and other "
+        f"processes take {ours:.1f} and {others:.1f}",
+        "end the other processes, or fewer ranks on this host"
+        if others > ours / 4
+        else "more cores per task, or fewer ranks on this host",
+        "others",
     )
 
 

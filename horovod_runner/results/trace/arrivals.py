@@ -4,58 +4,42 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
 from horovod_runner.common.descriptors import write_all
 from horovod_runner.common.files import is_full, write_problem
 from horovod_runner.common.text import memory_text
-from horovod_runner.errors import DataError
+from horovod_runner.errors import DataError, HorovodRunnerError
 from horovod_runner.host.scratch import RunFolder
 from horovod_runner.results import saved_run
-from horovod_runner.results.private_files import private
+from horovod_runner.results.private_files import private, replaced
 from horovod_runner.wire.events import TraceFile
 from horovod_runner.wire.messages import MOST_TRACE_BYTES, TRACE_NAMES, FilePart
 
-# The limit for all ranks together, beside the run's record. A folder of the user has no limit.
-_MOST_BYTES: Final = 512 << 20
 _KINDS: Final[dict[str, Literal["torch", "tensorflow"]]] = {
     "torch.json.gz": "torch",
     "tensorflow.zip": "tensorflow",
 }
 
 
+@dataclass
 class Arrivals:
     """The traces of one attempt: ``<folder>/<run id>-rank-3.torch.json.gz``, for this user alone.
 
     A context manager. A trace for a folder of the user's is put together on a local disk: that
     folder may be on a store where files cannot be appended to.
-
-    Args:
-        run_id: the run's.
-        wanted: the option ``torch_profiler``.
-        most_of_rank: how many bytes a rank's trace may have.
-        most: how many all traces may have beside the run's record.
-
-    Attributes:
-        count: how many are complete.
     """
 
-    def __init__(
-        self,
-        run_id: str,
-        wanted: bool | str | os.PathLike[str],
-        *,
-        most_of_rank: int = MOST_TRACE_BYTES,
-        most: int = _MOST_BYTES,
-    ) -> None:
-        self._run_id = run_id
-        self._wanted = wanted
-        self._most_of_rank = most_of_rank
-        self._most = most
-        self._room = most if wanted is True else None
+    run_id: str
+    wanted: bool | str | os.PathLike[str]  # the option torch_profiler
+    most_of_rank: int = MOST_TRACE_BYTES
+    most: int = 512 << 20  # bytes of all ranks beside the run's record; not in a folder of the user
+
+    def __post_init__(self) -> None:
+        self._room = self.most if self.wanted is True else None
         self._kept = ExitStack()
         self._scratch: Path | None = None
         self._refused: set[int] = set()  # ranks whose trace could not be written
@@ -79,27 +63,28 @@ class Arrivals:
             OSError: it cannot be written; the unfinished file is removed.
             ValueError: no such file or piece is expected.
         """
-        if self._wanted is False or message.name not in TRACE_NAMES:
+        if self.wanted is False or message.name not in TRACE_NAMES:
             raise ValueError(f"a piece of {message.name!r}, which is not an expected file")
         if message.rank in self._refused:
             return None
-        folder = Path()
+        folder, part = Path(), None
         try:
             folder = self._folder()
-            path = folder / f"{self._run_id}-rank-{message.rank}.{message.name}"
-            part = path.with_name(f".{path.name}.part")
-            here = part if self._wanted is True else self._local() / path.name
-            with _removed_on_error(here):
-                self._append(here, message)
-                if message.data:
-                    return None
-                if here != part:
-                    with _removed_on_error(part):
-                        _copy(here, part)
-                    here.unlink()
+            path = folder / f"{self.run_id}-rank-{message.rank}.{message.name}"
+            part = (folder if self.wanted is True else self._local()) / f".{path.name}.part"
+            self._append(part, message)
+            if message.data:
+                return None
+            if self.wanted is True:
                 part.replace(path)
+            else:
+                with replaced(path) as copy, part.open("rb") as file:
+                    shutil.copyfileobj(file, copy, 1 << 20)
+                part.unlink()
         except OSError as error:
             self._refused.add(message.rank)
+            if part is not None:
+                part.unlink(missing_ok=True)
             if not is_full(error):
                 raise
             raise OSError(
@@ -111,13 +96,13 @@ class Arrivals:
 
     def _folder(self) -> Path:
         """The folder, which is created if it does not exist."""
-        if not isinstance(self._wanted, bool):
-            folder = Path(self._wanted)
+        if not isinstance(self.wanted, bool):
+            folder = Path(self.wanted)
             folder.mkdir(exist_ok=True)
             return folder
         try:
             folder = saved_run.folder()
-        except RuntimeError as error:  # there is no home folder
+        except HorovodRunnerError as error:  # there is no home folder
             raise OSError(f'{error}: name a folder, torch_profiler="DIR"') from error
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return folder
@@ -126,7 +111,7 @@ class Arrivals:
         """A folder on a local disk."""
         if self._scratch is None:
             try:
-                folder = RunFolder(f"{self._run_id}-traces")
+                folder = RunFolder(f"{self.run_id}-traces")
                 self._scratch = self._kept.enter_context(folder).path
             except DataError as error:
                 raise OSError(str(error)) from error
@@ -134,12 +119,12 @@ class Arrivals:
 
     def _append(self, part: Path, message: FilePart) -> None:
         size = len(message.data)
-        if message.offset + size > self._most_of_rank:
+        if message.offset + size > self.most_of_rank:
             raise ValueError(f"the trace of rank {message.rank} is too large")
         if self._room is not None:
             if size > self._room:
                 raise OSError(
-                    f"The traces of all ranks have more than {memory_text(self._most)}, the limit "
+                    f"The traces of all ranks have more than {memory_text(self.most)}, the limit "
                     'beside the record of a run. Name a folder: torch_profiler="DIR"'
                 )
             self._room -= size
@@ -148,17 +133,3 @@ class Arrivals:
             if file.seek(0, os.SEEK_END) != message.offset:
                 raise ValueError(f"a piece of {message.name} does not follow the one before")
             write_all(file.fileno(), message.data)
-
-
-@contextmanager
-def _removed_on_error(file: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError:
-        file.unlink(missing_ok=True)
-        raise
-
-
-def _copy(path: Path, to: Path) -> None:
-    with path.open("rb") as file, open(to, "wb", opener=private) as copy:
-        shutil.copyfileobj(file, copy, 1 << 20)

@@ -19,10 +19,7 @@ if TYPE_CHECKING:
 class Clocks:
     """Places moments of all clocks on the time line.
 
-    Args:
-        run: the run.
-        others: further moments of the time line, each a rank and the seconds since the Unix epoch
-            by the clock of its host.
+    Others are further moments of it: a rank, and seconds since the Unix epoch by its host's clock.
 
     Attributes:
         zero: the start of the time line, in seconds since the Unix epoch by rank 0's clock.

@@ -73,14 +73,7 @@ def span(
 def counter(
     pid: int, name: str, rows: Iterable[tuple[float, float, Mapping[str, float]]]
 ) -> Iterator[Event]:
-    """A counter of a process.
-
-    Args:
-        pid: the process.
-        name: the first part of the names of its tracks.
-        rows: for consecutive times, their begin and end, and the values of all series, by the
-            second part of their names.
-    """
+    """A counter of a process: for consecutive times their begin and end, and values by series."""
     end, values = None, dict[str, float]()
     for begin, until, now in rows:
         if end is not None and begin - end > _GAP_MICROS:

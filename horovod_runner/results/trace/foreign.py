@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
+import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 from horovod_runner.results.trace.clocks import Clocks
 from horovod_runner.results.trace.events import (
@@ -21,7 +23,6 @@ from horovod_runner.results.trace.events import (
     span,
     thread,
 )
-from horovod_runner.results.trace.json_stream import JsonArray
 from horovod_runner.worker.profiling.framework_profiler import METADATA
 
 # How far the driver's clock may be from that of rank 0's host.
@@ -30,6 +31,9 @@ _SLACK_SECONDS: Final = 3600.0
 # counts its ids from 1; Perfetto requires numbers, which JSON holds exactly up to 2**53.
 _FLOWS: Final = ("s", "t", "f")
 _FLOW_IDS: Final = 1 << 33
+_PIECE: Final = 1 << 20  # characters that are read at a time
+_LONGEST: Final = 16 << 20  # the longest object
+_BETWEEN: Final = re.compile(r"[\s,]*")
 
 
 class HorovodTimeline:
@@ -38,12 +42,7 @@ class HorovodTimeline:
     Its times count from the start of Horovod on rank 0. Horovod writes that moment, by the clock of
     rank 0's host, into the first event (timeline.cc, WriteAtFileStart).
 
-    Args:
-        path: of the file.
-
     Attributes:
-        rank: 0, which writes it.
-        path: of the file.
         is_complete: whether its end was there, once its events have been read.
         began: the start of Horovod, in seconds since the Unix epoch by rank 0's clock.
 
@@ -56,7 +55,7 @@ class HorovodTimeline:
         self.rank = 0
         self.path = path
         with _opened(path) as file:
-            first = next(iter(JsonArray(file, r"^\s*\[")), {})
+            first = next(iter(_JsonArray(file, r"^\s*\[")), {})
         micros = first.get("args", {}).get("start_time_since_epoch_in_micros")
         if not isinstance(micros, int):
             raise ValueError("it does not say when it began")
@@ -75,7 +74,7 @@ class HorovodTimeline:
         latest = 0.0
         yield from process(TIMELINE, "Horovod's timeline, of rank 0")
         with _opened(self.path) as file:
-            array = JsonArray(file, r"^\s*\[")
+            array = _JsonArray(file, r"^\s*\[")
             for event in array:
                 kind, tensor = event["ph"], FIRST_FOREIGN + event.get("pid", 0)
                 if kind == "M":
@@ -133,13 +132,7 @@ class _Spans:
 class TorchTrace:
     """A trace of torch's profiler (Kineto): threads of the rank's process.
 
-    Args:
-        rank: the rank that wrote it.
-        path: of the file.
-
     Attributes:
-        rank: the rank that wrote it.
-        path: of the file.
         is_complete: whether its end was there, once its events have been read.
         began: when it began, in seconds since the Unix epoch by the clock of the rank's host.
 
@@ -152,7 +145,7 @@ class TorchTrace:
         self.rank = rank
         self.path = path
         with _opened(path) as file:
-            head = json.loads(f"{JsonArray(file, _EVENTS).head} {_NO_EVENTS}")
+            head = json.loads(f"{_JsonArray(file, _EVENTS).head} {_NO_EVENTS}")
         # The times of events count from there; before torch 2.4, from the Unix epoch.
         self._base = int(head.get("baseTimeNanoseconds", 0))
         known = head.get(METADATA)
@@ -174,7 +167,7 @@ class TorchTrace:
         threads: dict[tuple[Any, Any], int] = {}
         names: dict[int, str] = {}
         with _opened(self.path) as file:
-            array = JsonArray(file, _EVENTS)
+            array = _JsonArray(file, _EVENTS)
             for event in array:
                 where = event.get("pid"), event.get("tid", 0)
                 if not isinstance(where[0], int):
@@ -197,6 +190,57 @@ class TorchTrace:
 
 _EVENTS: Final = r'"traceEvents"\s*:\s*\['
 _NO_EVENTS: Final = '"traceEvents": []}'
+
+
+class _JsonArray:
+    """The objects of an array in a file; iterate over it once. It may be larger than the memory.
+
+    Attributes:
+        head: the text before the array.
+        is_complete: whether the array has been read to its end; a rank that was killed while it
+            wrote leaves a part.
+
+    Raises:
+        ValueError: the file has no such array.
+    """
+
+    def __init__(self, file: TextIO, opening: str) -> None:
+        self._file = file
+        self.is_complete = False
+        text, found = "", None
+        while found is None:
+            piece = file.read(_PIECE)
+            text += piece
+            found = re.search(opening, text)
+            if found is None and (not piece or len(text) > _LONGEST):
+                raise ValueError("it is not a trace")
+        self.head = text[: found.start()]
+        self._text = text[found.end() :]
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        decode = json.JSONDecoder().raw_decode
+        text, at = self._text, 0
+        while True:
+            at = _BETWEEN.match(text, at).end()  # type: ignore[union-attr]  # it matches ""
+            if text.startswith("]", at):
+                self.is_complete = True
+                return
+            try:
+                found, at = decode(text, at)
+            except ValueError:  # it is cut here, or by the end of the piece
+                piece = self._more()
+                if not piece or len(text) - at > _LONGEST:
+                    return
+                text, at = text[at:] + piece, 0
+                continue
+            if isinstance(found, dict):
+                yield found
+
+    def _more(self) -> str:
+        """Some more text; empty at the end, and where a compressed file is damaged."""
+        with suppress(OSError, EOFError, zlib.error):
+            return self._file.read(_PIECE)
+        return ""
 
 
 @contextmanager

@@ -5,31 +5,27 @@ from __future__ import annotations
 import gzip
 import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from contextlib import nullcontext
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from horovod_runner.results.private_files import replaced
 from horovod_runner.results.trace import moments, summaries
 from horovod_runner.results.trace.clocks import Clocks
 from horovod_runner.results.trace.events import Event
 from horovod_runner.results.trace.foreign import HorovodTimeline, TorchTrace
+from horovod_runner.wire.events import TraceFile
 
 if TYPE_CHECKING:
     from horovod_runner.results.run import Run
-from horovod_runner.wire.events import TraceFile
 
 
 def write_trace(run: Run, path: str | os.PathLike[str]) -> list[str]:
-    """Write a run's trace to a file; see :meth:`Run.trace`.
-
-    Returns:
-        What is missing in it, a sentence each.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Write a run's trace to a file; see :meth:`Run.trace`."""
     missing: list[str] = []
     if not run.profile.rows:
         missing.append(
@@ -38,7 +34,13 @@ def write_trace(run: Run, path: str | os.PathLike[str]) -> list[str]:
         )
     found = [each for trace in run.traces if (each := _open(run, trace, missing)) is not None]
     clocks = Clocks(run, [(each.rank, each.began) for each in found])
-    events = _all_events(run, clocks, found)
+    events = chain(
+        moments.of_run(run, clocks),
+        moments.of_ranks(run, clocks),
+        summaries.of_ranks(run, clocks),
+        summaries.of_hosts(run, clocks),
+        *(trace.events(clocks) for trace in found),
+    )
     _write(Path(path), events, _about(run, clocks))
     for each in found:
         if not each.is_complete:
@@ -62,17 +64,6 @@ def _open(run: Run, trace: TraceFile, missing: list[str]) -> HorovodTimeline | T
     return None
 
 
-def _all_events(
-    run: Run, clocks: Clocks, traces: Iterable[HorovodTimeline | TorchTrace]
-) -> Iterator[Event]:
-    yield from moments.of_run(run, clocks)
-    yield from moments.of_ranks(run, clocks)
-    yield from summaries.of_ranks(run, clocks)
-    yield from summaries.of_hosts(run, clocks)
-    for trace in traces:
-        yield from trace.events(clocks)
-
-
 def _about(run: Run, clocks: Clocks) -> dict[str, Any]:
     """What the trace says of itself."""
     return {
@@ -88,20 +79,17 @@ def _about(run: Run, clocks: Clocks) -> dict[str, Any]:
 
 
 def _write(path: Path, events: Iterable[Event], about: dict[str, Any]) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
     encode = msgspec.json.Encoder().encode
-    compressed = path.suffix == ".gz"
-    try:
-        with gzip.open(partial, "wb") if compressed else partial.open("wb") as file:
-            file.write(b'{"displayTimeUnit": "ms",\n"otherData": ')
-            file.write(encode(about))
-            file.write(b',\n"traceEvents": [\n')
-            separator = b""
-            for event in events:
-                file.write(separator)
-                file.write(encode(event))
-                separator = b",\n"
-            file.write(b"\n]}\n")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with (
+        replaced(path, opener=None) as whole,
+        gzip.open(whole, "wb") if path.suffix == ".gz" else nullcontext(whole) as file,
+    ):
+        file.write(b'{"displayTimeUnit": "ms",\n"otherData": ')
+        file.write(encode(about))
+        file.write(b',\n"traceEvents": [\n')
+        separator = b""
+        for event in events:
+            file.write(separator)
+            file.write(encode(event))
+            separator = b",\n"
+        file.write(b"\n]}\n")

@@ -34,12 +34,10 @@ def of_run(run: Run, clocks: Clocks) -> Iterator[Event]:
     known = [attempt.ended or attempt.started for attempt in run.attempts]
     end = place(max([timings.end or timings.queued, *known]))
     for attempt in run.attempts:
-        began, until = place(attempt.started), end
-        if attempt.ended is not None:
-            until = place(attempt.ended)
+        until = end if attempt.ended is None else place(attempt.ended)
         name = f"attempt {attempt.number}"
         about = {"resumed_from": attempt.resumed_from, "error": attempt.error}
-        yield span(RUN, _ATTEMPTS, name, (began, until), about)
+        yield span(RUN, _ATTEMPTS, name, (place(attempt.started), until), about)
         if attempt.error:
             text = f"{name} failed: {attempt.error}"
             yield instant(RUN, _ATTEMPTS, _shortened(text), until, {"error": attempt.error})
