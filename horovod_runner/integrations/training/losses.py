@@ -40,23 +40,15 @@ def total_loss(
     total: Any = 0.0
     for number, (scale, output, label) in enumerate(zip(scales, outputs, labels, strict=True)):
         loss = training.loss_of(number)
-        part = _loss(loss, output, fitted_label(loss, output, label), weight)
+        fitted = fitted_label(loss, output, label)
+        if weight is None:
+            part = loss(output, fitted)
+        else:
+            by_row = unreduced(loss)(output, fitted)
+            part = (by_row.reshape(len(by_row), -1).mean(dim=1) * weight).mean()
         total = total + scale * part if len(outputs) > 1 or scale != 1 else part
     value: torch.Tensor = total
     return value
-
-
-def _loss(
-    loss: Callable[..., Any],
-    output: torch.Tensor,
-    label: torch.Tensor,
-    weight: torch.Tensor | None,
-) -> torch.Tensor:
-    if weight is None:
-        value: torch.Tensor = loss(output, label)
-        return value
-    by_row = unreduced(loss)(output, label)
-    return (by_row.reshape(len(by_row), -1).mean(dim=1) * weight).mean()
 
 
 def unreduced(loss: Callable[..., Any]) -> Callable[..., Any]:

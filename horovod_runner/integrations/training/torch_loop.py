@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -26,7 +27,7 @@ from horovod_runner.integrations.training.losses import (
 from horovod_runner.integrations.training.optimizer import make_optimizer, scale
 from horovod_runner.integrations.training.sums import Sums
 from horovod_runner.integrations.training.torch import TorchTraining
-from horovod_runner.integrations.training.training import Trained, Training
+from horovod_runner.integrations.training.training import Trained, Training, paired
 from horovod_runner.worker.api import check_weights, load_checkpoint, report, save_checkpoint
 
 _REPORTED = 10  # steps from one report to the next
@@ -56,11 +57,8 @@ class Batch:
     ends_step: bool
 
     def for_user(self) -> tuple[Any, Any]:
-        """Inputs and labels as a user's step takes them: alone, or by name and as a list."""
-        inputs: Any = self.inputs
-        if len(inputs) == 1:
-            (inputs,) = inputs.values()
-        return inputs, self.labels[0] if len(self.labels) == 1 else self.labels
+        """Inputs and labels as a user's step takes them."""
+        return paired(self.inputs, self.labels)
 
 
 def train(training: TorchTraining, train: Shard, valid: Shard | None) -> Trained | None:
@@ -99,12 +97,6 @@ def train(training: TorchTraining, train: Shard, valid: Shard | None) -> Trained
 class _Loop:
     """The state of a training on this rank, between its batches.
 
-    Args:
-        training: what, and how.
-        model: on its device.
-        optimizer: averages gradients over the ranks.
-        batches: to train with.
-
     Attributes:
         history: the metrics of the epochs that are done, by name.
         epoch: how many epochs are done.
@@ -135,6 +127,9 @@ class _Loop:
             for callback in training.callbacks
             if hasattr(callback, "on_step_end")
         ]
+        self._autocast: AbstractContextManager[Any] = nullcontext()
+        if training.precision != "float32":
+            self._autocast = torch.autocast(self._device.type, getattr(torch, training.precision))
         self._scaler = None
         if training.precision == "float16" and self._device.type == "cuda":
             self._scaler = torch.amp.GradScaler("cuda")
@@ -194,17 +189,11 @@ class _Loop:
         """The outputs, and the mean loss over this rank's rows."""
         training = self.training
         self._rows.count = batch.rows > 0
-        if training.precision == "float32":
-            return self._plain_forward(batch)
-        with torch.autocast(self._device.type, getattr(torch, training.precision)):
-            return self._plain_forward(batch)
-
-    def _plain_forward(self, batch: Batch) -> tuple[list[torch.Tensor], torch.Tensor]:
-        training = self.training
-        if training.step is None:
-            outputs = as_list(self._call(batch.inputs))
-            return outputs, total_loss(training, outputs, batch.labels, batch.weight)
-        result = training.step(self.model, *batch.for_user())
+        with self._autocast:
+            if training.step is None:
+                outputs = as_list(self._call(batch.inputs))
+                return outputs, total_loss(training, outputs, batch.labels, batch.weight)
+            result = training.step(self.model, *batch.for_user())
         if isinstance(result, tuple):
             return as_list(result[1]), result[0]
         return [], result
