@@ -9,6 +9,7 @@ from horovod_runner.integrations.spark_ml.estimator import HorovodEstimator
 from horovod_runner.integrations.spark_ml.model import TrainedModel
 from horovod_runner.integrations.spark_ml.params import EstimatorOptions
 from horovod_runner.integrations.training.classes import loss_name
+from horovod_runner.integrations.training.metrics import metrics_of
 from horovod_runner.integrations.training.torch import TorchTraining
 
 
@@ -72,7 +73,8 @@ class TorchEstimator(HorovodEstimator):
         super().__init__(params)
 
     def _training(self, **arguments: Any) -> TorchTraining:
-        return TorchTraining(**arguments)
+        metrics = metrics_of("torch", self.value_of("metrics") or ())
+        return TorchTraining(**{**arguments, "metrics": metrics})
 
     def _trained_model(self, network: Any) -> TorchModel:
         model = TorchModel()

@@ -42,7 +42,7 @@ def _seeded(seed: int) -> Iterator[None]:
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(seed)
     if "keras" in sys.modules:
-        from horovod_runner.integrations.training.keras_loop import set_seed
+        from horovod_runner.integrations.training.keras import set_seed
 
         set_seed(seed)
     try:

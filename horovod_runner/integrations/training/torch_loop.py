@@ -340,7 +340,7 @@ class _Loop:
         """Add a batch's metrics to the sums over rows, without waiting for a GPU."""
         if not batch.rows:
             return
-        named = self.training.named_metrics
+        named = self.training.metrics
         if named and not outputs:
             raise ValueError(
                 "metrics are functions of outputs and labels, and step returned a loss only: let "
@@ -360,7 +360,7 @@ class _Loop:
         self._sums.rows += batch.rows
 
     def _no_sums(self) -> Sums:
-        return Sums(("loss", *self.training.named_metrics), self._device)
+        return Sums(("loss", *self.training.metrics), self._device)
 
 
 def stops(training: Training, history: Mapping[str, Sequence[float]]) -> bool:
