@@ -207,10 +207,10 @@ class ModelStore(ABC):
 def store_of(path: str) -> ModelStore:
     """What reads and writes at a path."""
     scheme = path.partition("://")[0] if "://" in path else ""
-    return FsspecStore(path) if scheme in _FSSPEC_SCHEMES else SparkStore(path)
+    return _FsspecStore(path) if scheme in _FSSPEC_SCHEMES else _SparkStore(path)
 
 
-class SparkStore(ModelStore):
+class _SparkStore(ModelStore):
     """A folder on a filesystem that Spark knows."""
 
     def __init__(self, path: str) -> None:
@@ -228,11 +228,9 @@ class SparkStore(ModelStore):
         return True
 
     def remove(self) -> None:
-        """See :class:`ModelStore`."""
         self._write_metadata([])
 
     def write(self, metadata: str, files: Mapping[str, Path]) -> None:
-        """See :class:`ModelStore`."""
         mode = "overwrite"
         for name, path in files.items():
             for part, data in enumerate(_parts(path)):
@@ -250,7 +248,6 @@ class SparkStore(ModelStore):
             return self._spark.createDataFrame(rows, schema).coalesce(1)
 
     def read_metadata(self) -> str:
-        """See :class:`ModelStore`."""
         row = self._spark.read.text(f"{self._path}/metadata").first()
         if row is None:
             raise DataError(
@@ -260,7 +257,6 @@ class SparkStore(ModelStore):
         return str(row[0])
 
     def read_files(self, folder: Path) -> None:
-        """See :class:`ModelStore`."""
         objects = self._spark.read.schema(_SCHEMA).parquet(f"{self._path}/objects")
         counts = objects.select("name", "part").orderBy("name", "part").collect()
         for name, part in counts:
@@ -269,7 +265,7 @@ class SparkStore(ModelStore):
                 file.write(bytes(row["data"]))
 
 
-class FsspecStore(ModelStore):
+class _FsspecStore(ModelStore):
     """A folder at a URL of fsspec."""
 
     def __init__(self, path: str) -> None:
@@ -283,13 +279,11 @@ class FsspecStore(ModelStore):
         return True
 
     def remove(self) -> None:
-        """See :class:`ModelStore`."""
         for name in ("metadata", "objects"):
             if self._is_there(name):
                 self._filesystem.rm(f"{self._path}/{name}", recursive=True)
 
     def write(self, metadata: str, files: Mapping[str, Path]) -> None:
-        """See :class:`ModelStore`."""
         for name in ("metadata", "objects"):
             self._filesystem.makedirs(f"{self._path}/{name}", exist_ok=True)
         for name, path in files.items():
@@ -297,11 +291,9 @@ class FsspecStore(ModelStore):
         self._filesystem.pipe_file(f"{self._path}/metadata/part-00000", metadata.encode())
 
     def read_metadata(self) -> str:
-        """See :class:`ModelStore`."""
         return str(self._filesystem.cat_file(f"{self._path}/metadata/part-00000").decode())
 
     def read_files(self, folder: Path) -> None:
-        """See :class:`ModelStore`."""
         for path in self._filesystem.ls(f"{self._path}/objects", detail=False):
             self._filesystem.get_file(path, str(folder / path.rpartition("/")[2]))
 
