@@ -46,14 +46,8 @@ class Arrange:
     ) -> Arrange:
         """What makes the batches of a training as Horovod's estimator makes them.
 
-        Args:
-            inputs: the column of each input, by part.
-            labels: the columns of the labels.
-            weight: the column of the rows' weights; None without one.
-            input_shapes: the shapes of the inputs, in order; fewer leave the others as they are.
-            label_shapes: the shapes of the labels, in order.
-            dtypes: what the numbers of a part become, by part or for all.
-            row: as above.
+        Shapes are in the order of inputs and labels; fewer leave the others as they are. ``dtypes``
+        are by part, or one for all.
         """
         label_parts = {f"label {name}": name for name in labels}
         shapes = {

@@ -226,22 +226,16 @@ def output_to(stdout: Any, stderr: Any) -> ExitStack:
 
 
 class _Prefixed(io.TextIOBase):
-    """A stream whose lines begin as Horovod's do: ``[0]<stdout>:`` in place of ``[0] ``.
-
-    Args:
-        stream: the user's.
-        name: what the prefix names.
-    """
+    """A stream whose lines begin as Horovod's do: ``[0]<stdout>:`` in place of ``[0] ``."""
 
     def __init__(self, stream: Any, name: str) -> None:
         self._stream = stream
         self._prefix = rf"[\1]<{name}>:"
 
     def write(self, text: str) -> int:
-        """Write text, which always consists of whole lines here."""
+        # Text always consists of whole lines here.
         self._stream.write(_RANKS.sub(self._prefix, text))
         return len(text)
 
     def flush(self) -> None:
-        """Flush the user's stream, if it has something to flush."""
         getattr(self._stream, "flush", lambda: None)()

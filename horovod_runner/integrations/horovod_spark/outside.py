@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Final
 
-import cloudpickle
-
 from horovod_runner.data.read.readers import Deferred, Reader
 from horovod_runner.data.shard import Shard
 from horovod_runner.host.gpus import pin_torch
@@ -40,8 +38,8 @@ class OutsideFunction:
     """Trains in a process that another launcher started.
 
     Attributes:
-        pickled: the training. It may refer to modules of the user's that import ``horovod.spark``,
-            so it is unpickled after the names are there.
+        pickled: the training, as ``Training.for_ranks`` returns it. It may refer to modules of the
+            user's that import ``horovod.spark``, so it is unpickled after the names are there.
         readers: of the rows to train and to validate with, by "train" and "valid".
         library: the module of Horovod that the training uses.
         checkpoints: where they go; None saves nothing.
@@ -53,19 +51,6 @@ class OutsideFunction:
     library: str
     checkpoints: CheckpointPlan | None
     use_gpu: bool
-
-    @classmethod
-    def of(
-        cls,
-        training: Training,
-        readers: Mapping[str, Reader | Deferred],
-        checkpoints: CheckpointPlan | None,
-        *,
-        use_gpu: bool,
-    ) -> OutsideFunction:
-        """The function for a training, as ``Training.for_ranks`` returns it."""
-        pickled = cloudpickle.dumps(training, protocol=5)
-        return cls(pickled, readers, training.library, checkpoints, use_gpu)
 
     def __call__(self) -> Any:
         """Train on this rank."""

@@ -8,6 +8,8 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import cloudpickle
+
 from horovod_runner.checkpoints.archive import Archive
 from horovod_runner.checkpoints.checkpoint import Checkpoint, find_complete
 from horovod_runner.common.options import Options
@@ -132,7 +134,8 @@ class StoredRun:
         run_options = Options(np=-1, checkpoint_dir=self.folder, resume=self.folder is not None)
         with removed, Archive(os.urandom(4).hex(), run_options) as archive:
             checkpoints = None if self.folder is None else archive.plan(1)
-            whole = OutsideFunction.of(training, readers, checkpoints, use_gpu=self.use_gpu)
+            pickled = cloudpickle.dumps(training, protocol=5)
+            whole = OutsideFunction(pickled, readers, training.library, checkpoints, self.use_gpu)
             values = self.backend.run(whole, args=(), kwargs={}, env=dict(self.env))
         trained: Trained = values[0]
         return trained

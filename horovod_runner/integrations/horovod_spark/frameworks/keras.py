@@ -95,12 +95,7 @@ class KerasEstimator(_NamesKerasFile, HorovodEstimator):
         )
 
     def _create_model(
-        self,
-        network: Any,
-        trained: Trained,
-        run_id: str,
-        metadata: Mapping[str, Any],
-        epochs_before: int,
+        self, network: Any, trained: Trained, epochs_before: int, *of_run: Any
     ) -> Any:
         theirs = self.getModel()
         optimizer = keras.optimizers.get(self.getOptimizer() or theirs.optimizer)
@@ -111,7 +106,7 @@ class KerasEstimator(_NamesKerasFile, HorovodEstimator):
             metrics=self.getMetrics() or None,
         )
         history = dict(trained.history)
-        kwargs = self._get_model_kwargs(network, history, run_id, metadata, keras.config.floatx())
+        kwargs = self._get_model_kwargs(network, history, *of_run, keras.config.floatx())
         return self.get_model_class()(**kwargs)
 
     def get_model_class(self) -> type[Any]:

@@ -94,19 +94,14 @@ class TorchEstimator(HorovodEstimator):
         )
 
     def _create_model(
-        self,
-        network: Any,
-        trained: Trained,
-        run_id: str,
-        metadata: Mapping[str, Any],
-        epochs_before: int,
+        self, network: Any, trained: Trained, epochs_before: int, *of_run: Any
     ) -> Any:
         from horovod_runner.integrations.training.optimizer import make_optimizer
 
         optimizer = make_optimizer(network, copy.deepcopy(self.getOrDefault("optimizer")), None)
         optimizer.load_state_dict(trained.optimizer)
         history = as_history(trained.history, epochs_before)
-        kwargs = self._get_model_kwargs(network, history, optimizer, run_id, metadata)
+        kwargs = self._get_model_kwargs(network, history, optimizer, *of_run)
         return self.get_model_class()(**kwargs)
 
     def get_model_class(self) -> type[Any]:
