@@ -99,18 +99,14 @@ class Arrange:
         if shape is None or value.shape == tuple(shape):
             return value
         try:
-            return value.reshape(with_rows(shape))
+            # Users may leave the rows out.
+            return value.reshape(shape if -1 in shape else [-1, *shape])
         except ValueError:
             raise DataError(
                 f"column {self.columns[name]!r} has the shape {value.shape[1:]} in each row, which "
                 f"does not fit the shape {list(shape)} that the model takes: change the column, "
                 "input_shapes or label_shapes, or the model"
             ) from None
-
-
-def with_rows(shape: Sequence[int]) -> list[int]:
-    """A shape with -1 for the rows, which users may leave out."""
-    return list(shape) if -1 in shape else [-1, *shape]
 
 
 def in_order(columns: Sequence[str]) -> dict[str, str]:

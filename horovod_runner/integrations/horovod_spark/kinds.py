@@ -15,11 +15,7 @@ from horovod_runner.integrations.horovod_spark import names
 
 @dataclass(frozen=True)
 class NamesKind:
-    """A kind of model that is loaded where ``horovod.spark`` leads to this package.
-
-    Attributes:
-        kind: the model's.
-    """
+    """A kind of model that is loaded where ``horovod.spark`` leads to this package."""
 
     kind: ModelKind
 

@@ -11,7 +11,7 @@ import os
 import pickle
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Final
@@ -73,7 +73,9 @@ def _rank(rank: int, size: int, checkpoints: CheckpointPlan | None) -> Iterator[
     before = {name: os.environ.get(name) for name in _PLACE}
     os.environ.update(zip(_PLACE, (str(rank), str(size)), strict=True))
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    _forget_keras()
+    reporting = sys.modules.get("horovod_runner.integrations.keras.reporting")
+    if reporting is not None:  # a backend may run several trainings in one process
+        reporting.forget_restored()
     this = RankContext(
         rank=rank,
         size=size,
@@ -103,10 +105,3 @@ class _Printing(Pipe):
         """Print a line of ``log_to_driver``; drop everything else."""
         if isinstance(message, events.Log):
             print(message.text)
-
-
-def _forget_keras() -> None:
-    """Let the next ``fit`` of this process resume: a backend may run several in one process."""
-    reporting = sys.modules.get("horovod_runner.integrations.keras.reporting")
-    with suppress(AttributeError):
-        reporting.forget_restored()  # type: ignore[union-attr]
