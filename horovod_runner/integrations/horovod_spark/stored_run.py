@@ -29,23 +29,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A training, by its id, and what the store has of it.
-
-    Attributes:
-        store: the estimator's; None without one.
-        run_id: the training's.
-        backend: where the training runs.
-        use_gpu: whether the ranks use GPUs.
-        env: environment variables for the ranks.
-        files_per_rank: how many files of rows there are for each rank of a user's backend.
-    """
+    """A training, by its id, and what the store has of it."""
 
     store: Store | None
     run_id: str
     backend: Any
     use_gpu: bool
     env: Mapping[str, str]
-    files_per_rank: int
+    files_per_rank: int  # of rows, for ranks of a user's backend
 
     @property
     def folder(self) -> str | None:

@@ -95,7 +95,7 @@ def kind_of(model: Any) -> Kind:
 
 
 def training_class(kind: Kind) -> type[Any]:
-    """What trains a network of a framework, which is imported only now."""
+    """What trains a network of a framework: of the file with its name, imported only now."""
     module = import_module(f"horovod_runner.integrations.training.{kind}")
     found: type[Any] = getattr(module, f"{kind.capitalize()}Training")
     return found
