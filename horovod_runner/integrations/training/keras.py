@@ -133,10 +133,10 @@ class KerasTraining(Training):
             _read(data)
         except Exception as error:  # of Keras, or of the user's class
             kind = type(self.model).__name__
-            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            first = next((line for line in str(error).splitlines() if line.strip()), "").strip()
             raise ValueError(
                 f"the model cannot be sent to the ranks, because Keras cannot recreate {kind} from "
-                f"its config: {type(error).__name__}: {''.join(lines[:1])}. Give {kind} a method "
+                f"its config: {type(error).__name__}: {first}. Give {kind} a method "
                 "get_config that returns the arguments of its __init__, or make a model of "
                 "keras.Model(inputs, outputs)"
             ) from error
