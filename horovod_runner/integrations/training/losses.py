@@ -70,15 +70,12 @@ def unreduced(loss: Callable[..., Any]) -> Callable[..., Any]:
     )
 
 
-def divides_by_more_than_rows(loss: Callable[..., Any], label: torch.Tensor) -> bool:
-    """Whether the mean of a loss is over the weights of classes, or over labels that count."""
+def divisor_of(loss: Any, label: torch.Tensor) -> torch.Tensor | None:
+    """What a mean over the weights of classes, or over labels that count, divides by; else None."""
     if not isinstance(loss, torch.nn.CrossEntropyLoss | torch.nn.NLLLoss):
-        return False
-    return loss.weight is not None or loss.ignore_index >= 0 or label.ndim > 1
-
-
-def divisor_of(loss: Any, label: torch.Tensor) -> torch.Tensor:
-    """What such a loss divides the sum over its labels by."""
+        return None
+    if loss.weight is None and loss.ignore_index < 0 and label.ndim <= 1:
+        return None
     if label.is_floating_point() and label.ndim > 1:  # probabilities of classes
         return torch.tensor(float(len(label)), device=label.device)
     label = label.long()

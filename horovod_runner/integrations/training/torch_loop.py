@@ -19,7 +19,6 @@ from horovod_runner.integrations.loops.prepare import prepare
 from horovod_runner.integrations.training import batch_norm
 from horovod_runner.integrations.training.losses import (
     as_list,
-    divides_by_more_than_rows,
     divisor_of,
     fitted_label,
     total_loss,
@@ -323,14 +322,14 @@ class _Loop:
 
         It is the share of the rows, unless the loss is a sum, or a mean over something else.
         """
-        loss = self.training.loss
         if not self.training.global_batch or hvd.size() == 1 or len(batch.labels) > 1:
             return batch.share
         if self._is_sum:
             return float(hvd.size()) if batch.rows else 0.0
-        if not divides_by_more_than_rows(loss, batch.labels[0]):
+        own = divisor_of(self.training.loss, batch.labels[0])
+        if own is None:
             return batch.share
-        own = divisor_of(loss, batch.labels[0]) * (batch.rows > 0)
+        own = own * (batch.rows > 0)
         everywhere = hvd.allreduce(own, op=hvd.Sum, name="horovod_runner.training.divisors")
         return own * hvd.size() / everywhere * (batch.share > 0)
 
