@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from horovod_runner.errors import DataError
+
+if TYPE_CHECKING:
+    from horovod_runner.integrations.training.training import Training
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,7 @@ class Arrange:
         removed: columns that ``row`` does not return.
     """
 
-    columns: Mapping[str, str]
+    columns: Mapping[str, Any]
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     dtypes: Mapping[str, str] = field(default_factory=dict)
     row: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
@@ -35,9 +38,7 @@ class Arrange:
     @classmethod
     def of_training(
         cls,
-        inputs: Mapping[str, str],
-        labels: Sequence[str],
-        weight: str | None,
+        training: Training,
         *,
         input_shapes: Sequence[Sequence[int]],
         label_shapes: Sequence[Sequence[int]],
@@ -49,14 +50,12 @@ class Arrange:
         Shapes are in the order of inputs and labels; fewer leave the others as they are. ``dtypes``
         are by part, or one for all.
         """
-        label_parts = {f"label {name}": name for name in labels}
+        columns = training.columns
+        inputs, labels, _ = training.split_parts(list(columns))
         shapes = {
             **dict(zip(inputs, input_shapes, strict=False)),
-            **dict(zip(label_parts, label_shapes, strict=False)),
+            **dict(zip(labels, label_shapes, strict=False)),
         }
-        columns = {**inputs, **label_parts}
-        if weight is not None:
-            columns["weight of the row"] = weight
         by_part = dict.fromkeys(columns, dtypes) if isinstance(dtypes, str) else dtypes
         return cls(columns, shapes, by_part, row)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from horovod_runner.data.scoring.models.torch import TorchKind, read_module
@@ -75,23 +75,20 @@ class TorchEstimator(HorovodEstimator):
         # Horovod's default: the mean of the losses.
         arguments.setdefault("loss_weights", [1 / len(labels)] * len(labels))
         # In order, whatever the names of the model's parameters are.
-        inputs = in_order(self.getFeatureCols())
+        training = TorchTraining(
+            **{**arguments, "metrics": metrics_of(self.getMetrics(), labels)},
+            features=in_order(self.getFeatureCols()),
+            minibatch=None if function is None else Minibatch(function),
+            returns_optimizer=True,
+        )
         arrange = Arrange.of_training(
-            inputs,
-            labels,
-            self.getSampleWeightCol(),
+            training,
             input_shapes=self.getInputShapes() or (),
             label_shapes=self.getLabelShapes() or (),
             dtypes="float32",
             row=self.getTransformationFn(),
         )
-        return TorchTraining(
-            **{**arguments, "metrics": metrics_of(self.getMetrics(), labels)},
-            features=inputs,
-            options={"transform": arrange},
-            minibatch=None if function is None else Minibatch(function),
-            returns_optimizer=True,
-        )
+        return replace(training, options={"transform": arrange})
 
     def _create_model(
         self, network: Any, trained: Trained, epochs_before: int, *of_run: Any
