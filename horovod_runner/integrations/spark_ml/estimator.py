@@ -46,10 +46,6 @@ class HorovodEstimator(Estimator, TrainingParams, Saveable):  # type: ignore[mis
         super().__init__()
         set_named(self, params)
 
-    def setParams(self, **params: Any) -> Any:  # noqa: N802 - Spark's name
-        """Set several Params."""
-        return self._set(**params)
-
     def fitMultiple(  # noqa: N802 - Spark's name
         self,
         dataset: DataFrame,

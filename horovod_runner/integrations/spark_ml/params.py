@@ -177,6 +177,8 @@ DEFAULTS: Final[Mapping[str, Any]] = {
 def with_params(*tables: Mapping[str, Declaration], also: Sequence[str] = ()) -> Callable[[T], T]:
     """Declare Params of a class, with ``setBatchSize`` and ``getBatchSize`` for ``batch_size``.
 
+    The class has ``setParams``, too.
+
     Args:
         tables: the Params, by name; ``params_of`` gives the names of a class.
         also: Params of a base of Spark's that get a setter.
@@ -190,6 +192,7 @@ def with_params(*tables: Mapping[str, Declaration], also: Sequence[str] = ()) ->
             setattr(cls, f"get{_words(name)}", _getter(name))
         for name in (*declared, *also):
             setattr(cls, f"set{_words(name)}", _setter(name))
+        cls.setParams = _set_params  # type: ignore[attr-defined]
         return cls
 
     return add
@@ -197,6 +200,11 @@ def with_params(*tables: Mapping[str, Declaration], also: Sequence[str] = ()) ->
 
 def _words(name: str) -> str:
     return "".join(part[:1].upper() + part[1:] for part in name.split("_"))
+
+
+def _set_params(self: Any, **params: Any) -> Any:
+    """Set several Params."""
+    return self._set(**params)
 
 
 def _setter(name: str) -> Callable[..., Any]:
