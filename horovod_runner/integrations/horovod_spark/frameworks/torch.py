@@ -190,17 +190,9 @@ class Minibatch:
         def loss_fn(outputs: Any, labels: Any, sample_weights: Any) -> Any:
             return total_loss(training, as_list(outputs), labels, sample_weights) * batch.share
 
-        given = [
-            model,
-            optimizer,
-            transform_outputs,
-            loss_fn,
-            list(batch.inputs.values()),
-            batch.labels,
-            batch.weight,
-            training.backward_passes_per_step,
-            step,
-        ]
+        inputs = list(batch.inputs.values())
+        given = [model, optimizer, transform_outputs, loss_fn, inputs, batch.labels, batch.weight]
+        given += [training.backward_passes_per_step, step]
         takes = len(inspect.signature(self.function).parameters)
         outputs, loss = self.function(*given[: max(7, takes)])
         return as_list(outputs), loss.detach() / max(batch.share, 1e-12)
