@@ -173,6 +173,7 @@ def fit(
     named = metrics_of(kind, metrics)
     best = watched(kind, monitor, named, validation is not None or other is not None)
     choice = choose(ranks, where, data)
+    feed = {"dtypes": dtypes, "pad_ragged": pad_ragged, "images": images, "transform": transform}
     own: dict[Kind, dict[str, Any]] = {
         "torch": {"step": step},
         "lightning": {"pairs": x is not None, "trainer_options": trainer_options or {}},
@@ -183,12 +184,7 @@ def fit(
         features=features_of(x),
         labels=labels_of(y),
         weight=weight,
-        options={
-            "dtypes": dtypes,
-            "pad_ragged": pad_ragged,
-            "images": images,
-            "transform": transform,
-        },
+        options=feed,
         optimizer=optimizer,
         loss=loss,
         metrics=named,
