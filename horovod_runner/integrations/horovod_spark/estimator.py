@@ -99,8 +99,8 @@ class HorovodEstimator(Estimator, EstimatorParams, Saveable):  # type: ignore[mi
         check_rows(training, rows.train)
         trained, record = run.train(training.for_ranks(), rows, number=number, written=written)
         network = training.trained_model(trained)
-        of_run = run_id, util.metadata_of(rows.train)
-        model = self._create_model(network, trained, epochs_before, *of_run)
+        metadata = util.metadata_of(rows.train)
+        model = self._create_model(network, trained, epochs_before, run_id, metadata)
         model.run = record
         return model
 
@@ -175,7 +175,7 @@ class HorovodEstimator(Estimator, EstimatorParams, Saveable):  # type: ignore[mi
 
     @abstractmethod
     def _create_model(
-        self, network: Any, trained: Trained, epochs_before: int, *of_run: Any
+        self, network: Any, trained: Trained, epochs_before: int, run_id: str, metadata: Any
     ) -> Any:
         """The model that ``fit`` returns, of the class ``get_model_class()``.
 
@@ -183,6 +183,6 @@ class HorovodEstimator(Estimator, EstimatorParams, Saveable):  # type: ignore[mi
             network: with the trained weights.
             trained: what rank 0 returned.
             epochs_before: epochs in the history that earlier trainings with this id have finished.
-            of_run: for ``_get_model_kwargs``: the run's id, and what the model remembers of the
-                columns.
+            run_id: the training's.
+            metadata: what the model remembers of the columns.
         """

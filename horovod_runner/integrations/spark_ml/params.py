@@ -192,7 +192,7 @@ def with_params(*tables: Mapping[str, Declaration], also: Sequence[str] = ()) ->
             setattr(cls, f"get{_words(name)}", _getter(name))
         for name in (*declared, *also):
             setattr(cls, f"set{_words(name)}", _setter(name))
-        cls.setParams = _set_params  # type: ignore[attr-defined]
+        cls.setParams = _set_params
         return cls
 
     return add

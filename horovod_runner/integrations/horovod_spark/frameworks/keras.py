@@ -94,7 +94,7 @@ class KerasEstimator(_NamesKerasFile, HorovodEstimator):
         return replace(training, options={"transform": arrange})
 
     def _create_model(
-        self, network: Any, trained: Trained, epochs_before: int, *of_run: Any
+        self, network: Any, trained: Trained, epochs_before: int, run_id: str, metadata: Any
     ) -> Any:
         theirs = self.getModel()
         optimizer = keras.optimizers.get(self.getOptimizer() or theirs.optimizer)
@@ -105,7 +105,7 @@ class KerasEstimator(_NamesKerasFile, HorovodEstimator):
             metrics=self.getMetrics() or None,
         )
         history = dict(trained.history)
-        kwargs = self._get_model_kwargs(network, history, *of_run, keras.config.floatx())
+        kwargs = self._get_model_kwargs(network, history, run_id, metadata, keras.config.floatx())
         return self.get_model_class()(**kwargs)
 
     def get_model_class(self) -> type[Any]:

@@ -142,12 +142,12 @@ class TorchEstimator(of_torch.TorchEstimator):
         return {**options, **(self.getTrainerArgs() or {})}
 
     def _create_model(
-        self, network: Any, trained: Trained, epochs_before: int, *of_run: Any
+        self, network: Any, trained: Trained, epochs_before: int, run_id: str, metadata: Any
     ) -> Any:
         if not self._is_lightning:
-            return super()._create_model(network, trained, epochs_before, *of_run)
+            return super()._create_model(network, trained, epochs_before, run_id, metadata)
         history = {name: values[-1] for name, values in trained.history.items() if values}
-        kwargs = self._get_model_kwargs(network, history, None, *of_run)
+        kwargs = self._get_model_kwargs(network, history, None, run_id, metadata)
         return self.get_model_class()(**kwargs)
 
     def get_model_class(self) -> type[Any]:

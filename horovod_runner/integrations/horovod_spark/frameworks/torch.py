@@ -91,14 +91,14 @@ class TorchEstimator(HorovodEstimator):
         return replace(training, options={"transform": arrange})
 
     def _create_model(
-        self, network: Any, trained: Trained, epochs_before: int, *of_run: Any
+        self, network: Any, trained: Trained, epochs_before: int, run_id: str, metadata: Any
     ) -> Any:
         from horovod_runner.integrations.training.optimizer import make_optimizer
 
         optimizer = make_optimizer(network, copy.deepcopy(self.getOrDefault("optimizer")), None)
         optimizer.load_state_dict(trained.optimizer)
         history = as_history(trained.history, epochs_before)
-        kwargs = self._get_model_kwargs(network, history, optimizer, *of_run)
+        kwargs = self._get_model_kwargs(network, history, optimizer, run_id, metadata)
         return self.get_model_class()(**kwargs)
 
     def get_model_class(self) -> type[Any]:
