@@ -338,9 +338,9 @@ def test_what_cannot_be_read_is_not_taken_for_nothing(spark: SparkSession, tmp_p
     metadata.write_bytes(b"other bytes than Spark has a checksum of")
     with pytest.raises(FileExistsError, match=r"write\(\)\.overwrite\(\)\.save"):
         regression().save(path)
-    assert not store_of(str(tmp_path / "other")).exists()
+    assert not store_of(str(tmp_path / "other")).has("metadata")
     with pytest.raises(Exception, match="nosuch"):
-        store_of("nosuch://place/estimator").exists()
+        store_of("nosuch://place/estimator").has("metadata")
 
 
 @pytest.mark.parametrize("where", ["spark", "fsspec"])
@@ -359,7 +359,7 @@ def test_what_was_saved_in_part_is_not_loaded(
         store.write("second", {"params": intact, "gone": tmp_path / "gone"})
     with pytest.raises((DataError, FileNotFoundError)):
         store.read_metadata()
-    assert store.exists()
+    assert store.has("objects")
     store.write("third", {"params": intact})
     assert store.read_metadata() == "third"
 

@@ -16,7 +16,7 @@ import pytest
 
 from horovod_runner.data import Shard, evaluate
 from horovod_runner.errors import DataError
-from horovod_runner.integrations.training.keras_loop import set_seed
+from horovod_runner.integrations.training.keras import set_seed
 
 ROWS, BATCH = 211, 32  # 3 ranks have 11, 11 and 10 rows of a step; the last step has 19 rows
 STEPS = -(-ROWS // BATCH)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy
 
 import horovod_runner.keras as hvd  # imports nothing here
-from horovod_runner.integrations.training.keras_loop import set_seed
+from horovod_runner.integrations.training.keras import set_seed
 
 LOCAL, STEPS, EPOCHS = 8, 4, 3
 

@@ -11,7 +11,7 @@ import pytest
 
 from horovod_runner import HorovodRunner, SyncError
 from horovod_runner.common.options import grouped
-from horovod_runner.integrations.training.keras_loop import set_seed
+from horovod_runner.integrations.training.keras import set_seed
 from horovod_runner.worker.weights import hash_weights
 from tests import suites
 from tests.preload import keras_on

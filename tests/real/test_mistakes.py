@@ -30,7 +30,7 @@ from horovod_runner import (
     save_checkpoint,
 )
 from horovod_runner.data import evaluate
-from horovod_runner.integrations.training.keras_loop import set_seed
+from horovod_runner.integrations.training.keras import set_seed
 from tests.conftest import Ranks
 from tests.preload import keras_on
 from tests.real.mistakes import MISTAKES

@@ -17,7 +17,7 @@ from horovod_runner.checkpoints.archive import Archive
 from horovod_runner.checkpoints.checkpoint import Checkpoint
 from horovod_runner.common.options import Options, grouped
 from horovod_runner.host.folders.local import LocalFolder
-from horovod_runner.integrations.horovod_spark.frameworks.logs import copy_to_store
+from horovod_runner.integrations.horovod_spark.store import copy_to_store
 from horovod_runner.results.trace.arrivals import Arrivals
 from horovod_runner.sinks.tensorboard import TensorBoardSink
 from horovod_runner.tools.commands import wheels

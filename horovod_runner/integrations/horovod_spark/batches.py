@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from horovod_runner.errors import DataError
+
+if TYPE_CHECKING:
+    from horovod_runner.integrations.training.training import Training
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,7 @@ class Arrange:
         removed: columns that ``row`` does not return.
     """
 
-    columns: Mapping[str, str]
+    columns: Mapping[str, Any]
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     dtypes: Mapping[str, str] = field(default_factory=dict)
     row: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
@@ -35,9 +38,7 @@ class Arrange:
     @classmethod
     def of_training(
         cls,
-        inputs: Mapping[str, str],
-        labels: Sequence[str],
-        weight: str | None,
+        training: Training,
         *,
         input_shapes: Sequence[Sequence[int]],
         label_shapes: Sequence[Sequence[int]],
@@ -46,23 +47,15 @@ class Arrange:
     ) -> Arrange:
         """What makes the batches of a training as Horovod's estimator makes them.
 
-        Args:
-            inputs: the column of each input, by part.
-            labels: the columns of the labels.
-            weight: the column of the rows' weights; None without one.
-            input_shapes: the shapes of the inputs, in order; fewer leave the others as they are.
-            label_shapes: the shapes of the labels, in order.
-            dtypes: what the numbers of a part become, by part or for all.
-            row: as above.
+        Shapes are in the order of inputs and labels; fewer leave the others as they are. ``dtypes``
+        are by part, or one for all.
         """
-        label_parts = {f"label {name}": name for name in labels}
+        columns = training.columns
+        inputs, labels, _ = training.split_parts(list(columns))
         shapes = {
             **dict(zip(inputs, input_shapes, strict=False)),
-            **dict(zip(label_parts, label_shapes, strict=False)),
+            **dict(zip(labels, label_shapes, strict=False)),
         }
-        columns = {**inputs, **label_parts}
-        if weight is not None:
-            columns["weight of the row"] = weight
         by_part = dict.fromkeys(columns, dtypes) if isinstance(dtypes, str) else dtypes
         return cls(columns, shapes, by_part, row)
 
@@ -105,18 +98,14 @@ class Arrange:
         if shape is None or value.shape == tuple(shape):
             return value
         try:
-            return value.reshape(with_rows(shape))
+            # Users may leave the rows out.
+            return value.reshape(shape if -1 in shape else [-1, *shape])
         except ValueError:
             raise DataError(
                 f"column {self.columns[name]!r} has the shape {value.shape[1:]} in each row, which "
                 f"does not fit the shape {list(shape)} that the model takes: change the column, "
                 "input_shapes or label_shapes, or the model"
             ) from None
-
-
-def with_rows(shape: Sequence[int]) -> list[int]:
-    """A shape with -1 for the rows, which users may leave out."""
-    return list(shape) if -1 in shape else [-1, *shape]
 
 
 def in_order(columns: Sequence[str]) -> dict[str, str]:

@@ -50,11 +50,9 @@ class HorovodEstimator(Estimator, EstimatorParams, Saveable):  # type: ignore[mi
         set_named(self, params)
 
     def _needs(self) -> Sequence[str]:
-        """Params without which this framework has nothing to train."""
         return ()
 
     def _environment(self) -> dict[str, str]:
-        """Environment variables for the ranks."""
         return {}
 
     def fit_on_parquet(self, params: Any = None, dataset_idx: Any = None) -> Any:
@@ -102,17 +100,12 @@ class HorovodEstimator(Estimator, EstimatorParams, Saveable):  # type: ignore[mi
         trained, record = run.train(training.for_ranks(), rows, number=number, written=written)
         network = training.trained_model(trained)
         metadata = util.metadata_of(rows.train)
-        model = self._create_model(network, trained, run_id, metadata, epochs_before)
+        model = self._create_model(network, trained, epochs_before, run_id, metadata)
         model.run = record
         return model
 
     def _with_doubles(self, training: Training, doubles: Mapping[str, bool]) -> Training:
-        """The training with doubles where Horovod has them: in rows for ``transformation_fn``.
-
-        Args:
-            training: the training, in which doubles are float32.
-            doubles: see ``util.doubles_of``.
-        """
+        """The training with doubles where Horovod has them: in rows for ``transformation_fn``."""
         if self.getTransformationFn() is None:
             return training
         parts = training.columns.items()
@@ -174,33 +167,22 @@ class HorovodEstimator(Estimator, EstimatorParams, Saveable):  # type: ignore[mi
         return done - done % int(self.getEpochs())
 
     def _epochs_of(self, checkpoint: Checkpoint) -> int:
-        """How many epochs were done when a checkpoint was saved."""
         return int(checkpoint.metrics.get("epoch", 0))
 
     @abstractmethod
     def _training(self, logs: str | None, **arguments: Any) -> Training:
-        """The training of this framework.
-
-        Args:
-            logs: the folder or URL for the framework's logs; None keeps them nowhere.
-            arguments: those of Training that mean the same in all frameworks.
-        """
+        """The training of this framework, which writes its logs to a folder or URL."""
 
     @abstractmethod
     def _create_model(
-        self,
-        network: Any,
-        trained: Trained,
-        run_id: str,
-        metadata: Mapping[str, Any],
-        epochs_before: int,
+        self, network: Any, trained: Trained, epochs_before: int, run_id: str, metadata: Any
     ) -> Any:
         """The model that ``fit`` returns, of the class ``get_model_class()``.
 
         Args:
             network: with the trained weights.
             trained: what rank 0 returned.
+            epochs_before: epochs in the history that earlier trainings with this id have finished.
             run_id: the training's.
             metadata: what the model remembers of the columns.
-            epochs_before: epochs in the history that earlier trainings with this id have finished.
         """

@@ -8,18 +8,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
 from horovod_runner.data.feed.options import Framework
 from horovod_runner.data.scoring.models.kind import Call, ModelKind, Parts
+from horovod_runner.data.scoring.outputs import as_numpy
 from horovod_runner.integrations.horovod_spark import names
 
 
 @dataclass(frozen=True)
 class NamesKind:
-    """A kind of model that is loaded where ``horovod.spark`` leads to this package.
-
-    Attributes:
-        kind: the model's.
-    """
+    """A kind of model that is loaded where ``horovod.spark`` leads to this package."""
 
     kind: ModelKind
 
@@ -55,10 +54,6 @@ class RowByRow:
 
     def __call__(self, parts: Parts) -> Any:
         """The outputs for the rows of a batch: one array, or several."""
-        import numpy as np
-
-        from horovod_runner.data.scoring.outputs import as_numpy
-
         rows: list[list[Any]] = []
         for number in range(len(next(iter(parts.values())))):
             row = Row({self.columns[name]: values[number] for name, values in parts.items()})

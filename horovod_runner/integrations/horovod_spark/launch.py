@@ -111,27 +111,16 @@ def run_elastic(  # noqa: PLR0917 - as Horovod's
     ``fn`` is called again on all ranks when their number changes, in new processes. What it has
     committed comes back: with ``hvd.elastic.run``, or :func:`horovod_runner.load_checkpoint`.
 
-    Args:
-        fn: as for :func:`run`, as all arguments that are not listed here.
-        args: as there.
-        kwargs: as there.
-        num_proc: how many ranks, if a limit below is None; None: as many as Spark has cores.
-        min_num_proc: the least number of ranks.
-        max_num_proc: the most ranks.
-        start_timeout: seconds to wait for ``max_num_proc`` slots. None begins with those that the
-            cluster has.
-        elastic_timeout: without effect: a relaunch waits 60 s for the least number of slots.
-        reset_limit: how often ``fn`` is called again after a loss, and how often after an error;
-            None: 100 times.
-        env: as there.
-        stdout: as there.
-        stderr: as there.
-        verbose: as there.
-        nics: as there.
-        prefix_output_with_timestamp: as there.
-        min_np: an older name of ``min_num_proc``.
-        max_np: an older name of ``max_num_proc``.
-        options: as there.
+    The arguments are those of :func:`run`, and these:
+
+    - ``num_proc``: how many ranks, if a limit is None; None: as many as Spark has cores.
+    - ``min_num_proc`` and ``max_num_proc``: the least and the most ranks; ``min_np`` and ``max_np``
+      are older names.
+    - ``start_timeout``: seconds to wait for ``max_num_proc`` slots. None begins with those that the
+      cluster has.
+    - ``elastic_timeout``: without effect: a relaunch waits 60 s for the least number of slots.
+    - ``reset_limit``: how often ``fn`` is called again after a loss, and how often after an error;
+      None: 100 times.
 
     Returns:
         The values of the last launch's ranks, in their order.
@@ -226,22 +215,16 @@ def output_to(stdout: Any, stderr: Any) -> ExitStack:
 
 
 class _Prefixed(io.TextIOBase):
-    """A stream whose lines begin as Horovod's do: ``[0]<stdout>:`` in place of ``[0] ``.
-
-    Args:
-        stream: the user's.
-        name: what the prefix names.
-    """
+    """A stream whose lines begin as Horovod's do: ``[0]<stdout>:`` in place of ``[0] ``."""
 
     def __init__(self, stream: Any, name: str) -> None:
         self._stream = stream
         self._prefix = rf"[\1]<{name}>:"
 
     def write(self, text: str) -> int:
-        """Write text, which always consists of whole lines here."""
+        # Text always consists of whole lines here.
         self._stream.write(_RANKS.sub(self._prefix, text))
         return len(text)
 
     def flush(self) -> None:
-        """Flush the user's stream, if it has something to flush."""
         getattr(self._stream, "flush", lambda: None)()

@@ -10,7 +10,6 @@ from pyspark.ml import Model
 
 from horovod_runner.common.spark_session import quoted
 from horovod_runner.data.scoring.predict import score
-from horovod_runner.integrations.horovod_spark import util
 from horovod_runner.integrations.horovod_spark.batches import Arrange, in_order
 from horovod_runner.integrations.horovod_spark.params import ModelParams
 from horovod_runner.integrations.spark_ml.persistence import Saveable
@@ -47,11 +46,7 @@ class HorovodModel(Model, ModelParams, Saveable):  # type: ignore[misc]
 
     @abstractmethod
     def _arrange(self, columns: Mapping[str, str]) -> Arrange:
-        """What gives the inputs the shapes and types that the model takes.
-
-        Args:
-            columns: the column of each part of a batch.
-        """
+        """What gives the inputs the shapes and types that the model takes, by part's column."""
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
         from pyspark.sql import functions
@@ -70,20 +65,15 @@ class HorovodModel(Model, ModelParams, Saveable):  # type: ignore[misc]
         )
         converted = [functions.col(quoted(name)) for name in dataset.columns]
         for output, label in zip(outputs, labels, strict=True):
-            wanted = util.output_type(self.getOrDefault("_metadata"), label)
+            of_label = (self.getOrDefault("_metadata") or {}).get(label) or {}
+            wanted = of_label.get("spark_data_type")
             type_ = scored.schema[output].dataType.simpleString()
             converted.append(_as_label(functions.col(quoted(output)), type_, wanted).alias(output))
         return scored.select(*converted)
 
 
 def _as_label(column: Column, type_: str, wanted: Any) -> Column:
-    """A prediction as Horovod's models return it.
-
-    Args:
-        column: the prediction.
-        type_: its type, by Spark's name.
-        wanted: the class of its label's type; None if it is not known.
-    """
+    """A prediction as Horovod's models return it; ``wanted`` is the class of its label's type."""
     from pyspark.ml.functions import array_to_vector
     from pyspark.sql import functions
     from pyspark.sql.types import DecimalType, IntegralType, NumericType

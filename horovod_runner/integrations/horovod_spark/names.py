@@ -33,7 +33,6 @@ _MODULES: Final = {
     "horovod.spark.torch": "frameworks.torch",
     "horovod.spark.torch.estimator": "frameworks.torch",
 }
-_READERS: Final = ("horovod.spark.data_loaders", "datamodule")
 _PACKAGES: Final = {name.rpartition(".")[0] for name in _MODULES}
 
 
@@ -82,7 +81,7 @@ class _Finder:
             return None
         if fullname not in _MODULES:
             why = "is internal to Horovod's way of starting Spark tasks"
-            if fullname.startswith(_READERS[0]) or fullname.endswith(_READERS[1]):
+            if fullname.startswith("horovod.spark.data_loaders") or fullname.endswith("datamodule"):
                 why = (
                     "reads rows with Petastorm, which this package's feed does. Leave out "
                     "data_module and the loader; with a reader of your own, train in a function, "

@@ -11,12 +11,10 @@ import os
 import pickle
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Final
-
-import cloudpickle
 
 from horovod_runner.data.read.readers import Deferred, Reader
 from horovod_runner.data.shard import Shard
@@ -40,8 +38,8 @@ class OutsideFunction:
     """Trains in a process that another launcher started.
 
     Attributes:
-        pickled: the training. It may refer to modules of the user's that import ``horovod.spark``,
-            so it is unpickled after the names are there.
+        pickled: the training, as ``Training.for_ranks`` returns it. It may refer to modules of the
+            user's that import ``horovod.spark``, so it is unpickled after the names are there.
         readers: of the rows to train and to validate with, by "train" and "valid".
         library: the module of Horovod that the training uses.
         checkpoints: where they go; None saves nothing.
@@ -53,19 +51,6 @@ class OutsideFunction:
     library: str
     checkpoints: CheckpointPlan | None
     use_gpu: bool
-
-    @classmethod
-    def of(
-        cls,
-        training: Training,
-        readers: Mapping[str, Reader | Deferred],
-        checkpoints: CheckpointPlan | None,
-        *,
-        use_gpu: bool,
-    ) -> OutsideFunction:
-        """The function for a training, as ``Training.for_ranks`` returns it."""
-        pickled = cloudpickle.dumps(training, protocol=5)
-        return cls(pickled, readers, training.library, checkpoints, use_gpu)
 
     def __call__(self) -> Any:
         """Train on this rank."""
@@ -88,7 +73,9 @@ def _rank(rank: int, size: int, checkpoints: CheckpointPlan | None) -> Iterator[
     before = {name: os.environ.get(name) for name in _PLACE}
     os.environ.update(zip(_PLACE, (str(rank), str(size)), strict=True))
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    _forget_keras()
+    reporting = sys.modules.get("horovod_runner.integrations.keras.reporting")
+    if reporting is not None:  # a backend may run several trainings in one process
+        reporting.forget_restored()
     this = RankContext(
         rank=rank,
         size=size,
@@ -118,10 +105,3 @@ class _Printing(Pipe):
         """Print a line of ``log_to_driver``; drop everything else."""
         if isinstance(message, events.Log):
             print(message.text)
-
-
-def _forget_keras() -> None:
-    """Let the next ``fit`` of this process resume: a backend may run several in one process."""
-    reporting = sys.modules.get("horovod_runner.integrations.keras.reporting")
-    with suppress(AttributeError):
-        reporting.forget_restored()  # type: ignore[union-attr]

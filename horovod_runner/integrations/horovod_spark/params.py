@@ -102,10 +102,6 @@ class EstimatorParams(Params):  # type: ignore[misc]
         super().__init__()
         self._setDefault(**_ESTIMATOR_DEFAULTS)
 
-    def setParams(self, **params: Any) -> Any:  # noqa: N802 - Spark's name
-        """Set several Params."""
-        return self._set(**params)
-
 
 for _other, _name in _SPELLINGS.items():
     for _verb in ("get", "set"):
@@ -119,10 +115,6 @@ class ModelParams(HasOutputCols):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self._setDefault(**dict.fromkeys(_MODEL))
-
-    def setParams(self, **params: Any) -> Any:  # noqa: N802 - Spark's name
-        """Set several Params."""
-        return self._set(**params)
 
     def setLabelColoumns(self, value: Any) -> Any:  # noqa: N802 - Horovod's spelling
         """Set the Param ``label_columns``."""

@@ -171,12 +171,7 @@ class FilesystemStore(Store):
         """A function that copies what is in a local folder into a run's folder."""
 
         def copy(folder: str) -> None:
-            into = self.get_localized_path(self.get_run_path(run_id))
-            for path in Path(folder).rglob("*"):
-                if path.is_file():
-                    target = posixpath.join(into, path.relative_to(folder).as_posix())
-                    self.fs.makedirs(posixpath.dirname(target), exist_ok=True)
-                    self.fs.put_file(str(path), target)
+            _copy(Path(folder), self.fs, self.get_localized_path(self.get_run_path(run_id)))
 
         return copy
 
@@ -355,6 +350,26 @@ class DBFSLocalStore(FilesystemStore):
     def get_full_path(self, path: str) -> str:
         """See :class:`FilesystemStore`."""
         return f"file://{self.normalize_path(path)}"
+
+
+def copy_to_store(folder: Path, url: str | None) -> None:
+    """Copy the files of a folder, if there are any, to a folder of any filesystem.
+
+    Args:
+        folder: a local folder, which need not exist.
+        url: the run's logs in the store; None copies nothing.
+    """
+    if url is None or not folder.exists():
+        return
+    _copy(folder, *file_system(url))
+
+
+def _copy(folder: Path, filesystem: Any, target: str) -> None:
+    for path in folder.rglob("*"):
+        if path.is_file():
+            name = posixpath.join(target, path.relative_to(folder).as_posix())
+            filesystem.makedirs(posixpath.dirname(name), exist_ok=True)
+            filesystem.put_file(str(path), name)
 
 
 def _of_dbfs(path: str) -> str | None:

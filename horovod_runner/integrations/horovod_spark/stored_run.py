@@ -8,6 +8,8 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import cloudpickle
+
 from horovod_runner.checkpoints.archive import Archive
 from horovod_runner.checkpoints.checkpoint import Checkpoint, find_complete
 from horovod_runner.common.options import Options
@@ -27,23 +29,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A training, by its id, and what the store has of it.
-
-    Attributes:
-        store: the estimator's; None without one.
-        run_id: the training's.
-        backend: where the training runs.
-        use_gpu: whether the ranks use GPUs.
-        env: environment variables for the ranks.
-        files_per_rank: how many files of rows there are for each rank of a user's backend.
-    """
+    """A training, by its id, and what the store has of it."""
 
     store: Store | None
     run_id: str
     backend: Any
     use_gpu: bool
     env: Mapping[str, str]
-    files_per_rank: int
+    files_per_rank: int  # of rows, for ranks of a user's backend
 
     @property
     def folder(self) -> str | None:
@@ -132,7 +125,8 @@ class StoredRun:
         run_options = Options(np=-1, checkpoint_dir=self.folder, resume=self.folder is not None)
         with removed, Archive(os.urandom(4).hex(), run_options) as archive:
             checkpoints = None if self.folder is None else archive.plan(1)
-            whole = OutsideFunction.of(training, readers, checkpoints, use_gpu=self.use_gpu)
+            pickled = cloudpickle.dumps(training, protocol=5)
+            whole = OutsideFunction(pickled, readers, training.library, checkpoints, self.use_gpu)
             values = self.backend.run(whole, args=(), kwargs={}, env=dict(self.env))
         trained: Trained = values[0]
         return trained

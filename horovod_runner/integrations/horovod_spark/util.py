@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -127,8 +127,3 @@ def metadata_of(df: DataFrame) -> dict[str, dict[str, Any]]:
 
 #: Horovod's name, which users' tests call.
 _get_metadata = metadata_of
-
-
-def output_type(metadata: Mapping[str, Mapping[str, Any]] | None, label: str) -> Any:
-    """The class of a label's type in a model's metadata; None if it is not known."""
-    return ((metadata or {}).get(label) or {}).get("spark_data_type")

@@ -10,10 +10,7 @@ from horovod_runner.checkpoints.keras_copy import keras_variables
 from horovod_runner.integrations.keras.collectives import collectives
 from horovod_runner.integrations.loops.parts import Role
 
-
-def start() -> None:
-    """Start Horovod."""
-    hvd.init()
+start = hvd.init
 
 
 def _model(model: Any, models: Sequence[Any], options: Mapping[str, Any]) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, Literal, TypeAlias
 
 Role: TypeAlias = Literal["model", "optimizer", "schedule", "scaler", "batches", ""]
@@ -36,8 +36,3 @@ def role_of(part: Any) -> Role:
                 return role
     # Schedules have an optimizer, also those of other packages, such as timm's.
     return "schedule" if hasattr(part, "optimizer") and hasattr(part, "state_dict") else ""
-
-
-def note(parts: Iterable[Any]) -> None:
-    """Note prepared parts for the next loop over epochs."""
-    prepared.extend(parts)

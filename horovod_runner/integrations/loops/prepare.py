@@ -63,5 +63,5 @@ def prepare(*objects: Any, **options: Any) -> Any:
         for place, each in enumerate(objects):
             if roles[place] == role and role in framework.PREPARE:
                 prepared[place] = framework.PREPARE[role](each, models, options)
-    parts.note(prepared)
+    parts.prepared.extend(prepared)
     return prepared[0] if len(prepared) == 1 else tuple(prepared)

@@ -18,10 +18,7 @@ from torch.utils.data import (
 from horovod_runner.data.feed.torch_feed import RowDataset
 from horovod_runner.integrations.loops.parts import Role
 
-
-def start() -> None:
-    """Start Horovod."""
-    hvd.init()
+start = hvd.init
 
 
 def device() -> torch.device:
@@ -159,7 +156,6 @@ class RankLoader:
 
 
 def _moved(batch: Any, to: torch.device) -> Any:
-    """A batch on a device: a tensor, or tuples, lists and dicts of tensors and other values."""
     if isinstance(batch, torch.Tensor):
         return batch.to(to, non_blocking=True)
     if isinstance(batch, Mapping):

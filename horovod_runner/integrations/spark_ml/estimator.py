@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import posixpath
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from pyspark.ml import Estimator
 
@@ -16,12 +16,14 @@ from horovod_runner.common.spark_session import is_on_this_machine
 from horovod_runner.integrations.spark_ml.model import TrainedModel
 from horovod_runner.integrations.spark_ml.params import (
     COPIED,
+    EstimatorOptions,
     TrainingParams,
     set_named,
     training_arguments,
 )
 from horovod_runner.integrations.spark_ml.persistence import Saveable
 from horovod_runner.integrations.training.checks import check_rows
+from horovod_runner.integrations.training.classes import loss_name
 from horovod_runner.integrations.training.rows import TrainingRows, pack_once, split
 from horovod_runner.integrations.training.training import Trained, Training, train
 from horovod_runner.run.runner import HorovodRunner
@@ -37,13 +39,12 @@ class HorovodEstimator(Estimator, TrainingParams, Saveable):  # type: ignore[mis
     ParamGridBuilder, and ``explainParams()`` describes it.
     """
 
-    def __init__(self, params: Mapping[str, Any]) -> None:
+    #: The class of the model that ``fit`` returns.
+    _model_class: ClassVar[type[TrainedModel]]
+
+    def __init__(self, **params: Unpack[EstimatorOptions]) -> None:
         super().__init__()
         set_named(self, params)
-
-    def setParams(self, **params: Any) -> Any:  # noqa: N802 - Spark's name
-        """Set several Params."""
-        return self._set(**params)
 
     def fitMultiple(  # noqa: N802 - Spark's name
         self,
@@ -81,7 +82,8 @@ class HorovodEstimator(Estimator, TrainingParams, Saveable):  # type: ignore[mis
         sent = training.for_ranks()
         runner = HorovodRunner(**self.runner_arguments())
         trained: Trained = runner.run(train, training=sent, **rows.datasets(training.read_columns))
-        model = self._trained_model(training.trained_model(trained))
+        model = self._model_class()
+        model._set(model=training.trained_model(trained), loss_name=self._loss_name())
         model.history, model.run = trained.history, runner.last_run
         for name in COPIED:
             if self.isSet(name):
@@ -111,16 +113,14 @@ class HorovodEstimator(Estimator, TrainingParams, Saveable):  # type: ignore[mis
         )
 
     def _needs(self) -> Sequence[str]:
-        """Params without which there is nothing to train."""
         return ("model", "optimizer", "loss")
 
     @abstractmethod
     def _training(self, **arguments: Any) -> Training:
         """The training of this framework; the arguments are those of Training."""
 
-    @abstractmethod
-    def _trained_model(self, network: Any) -> TrainedModel:
-        """The model that ``fit`` returns, with the trained network and the name of its loss."""
+    def _loss_name(self) -> str:
+        return loss_name(self.getOrDefault("loss"))
 
     def runner_arguments(self) -> dict[str, Any]:
         """The arguments of HorovodRunner."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Any
 
 from horovod_runner.data.scoring.models.keras import KerasKind, read_model
 from horovod_runner.integrations.spark_ml.estimator import HorovodEstimator
 from horovod_runner.integrations.spark_ml.model import TrainedModel
-from horovod_runner.integrations.spark_ml.params import EstimatorOptions
 from horovod_runner.integrations.spark_ml.persistence import Saveable
 from horovod_runner.integrations.training.classes import loss_name
 from horovod_runner.integrations.training.keras import KerasTraining
@@ -66,8 +65,7 @@ class KerasEstimator(_KerasFile, HorovodEstimator):
         TypeError: there is no such Param, or a value has the wrong type.
     """
 
-    def __init__(self, **params: Unpack[EstimatorOptions]) -> None:
-        super().__init__(params)
+    _model_class = KerasModel
 
     def _needs(self) -> tuple[str, ...]:
         model = self.value_of("model")
@@ -76,8 +74,5 @@ class KerasEstimator(_KerasFile, HorovodEstimator):
     def _training(self, **arguments: Any) -> KerasTraining:
         return KerasTraining(**arguments)
 
-    def _trained_model(self, network: Any) -> KerasModel:
-        model = KerasModel()
-        loss = self.value_of("loss") or self.getOrDefault("model").loss
-        model._set(model=network, loss_name=loss_name(loss))
-        return model
+    def _loss_name(self) -> str:
+        return loss_name(self.value_of("loss") or self.getOrDefault("model").loss)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Unpack
 
 from horovod_runner.integrations.spark_ml.estimator import HorovodEstimator
-from horovod_runner.integrations.spark_ml.params import EstimatorOptions, with_params
+from horovod_runner.integrations.spark_ml.params import EstimatorOptions, set_named, with_params
 from horovod_runner.integrations.spark_ml.torch import TorchModel
 from horovod_runner.integrations.training.lightning import LightningTraining
 
@@ -43,8 +43,11 @@ class LightningEstimator(HorovodEstimator):
         TypeError: there is no such Param, or a value has the wrong type.
     """
 
+    _model_class = LightningModel
+
     def __init__(self, **params: Unpack[LightningOptions]) -> None:
-        super().__init__(params)
+        super().__init__()
+        set_named(self, params)
 
     def _needs(self) -> tuple[str, ...]:
         return ("model",)
@@ -53,7 +56,5 @@ class LightningEstimator(HorovodEstimator):
         options = dict(self.value_of("trainer_options") or {})
         return LightningTraining(**arguments, trainer_options=options)
 
-    def _trained_model(self, network: Any) -> LightningModel:
-        model = LightningModel()
-        model._set(model=network)
-        return model
+    def _loss_name(self) -> str:
+        return ""

@@ -22,23 +22,33 @@ INT, BOOL, TEXT = TypeConverters.toInt, TypeConverters.toBoolean, TypeConverters
 FLOATS, TEXTS = TypeConverters.toListFloat, TypeConverters.toListString
 
 
-class EstimatorOptions(TypedDict, total=False):
-    """The arguments of all estimators; each is a Param, which documents it."""
+class _Options(TypedDict, total=False):
+    """The arguments of estimators and of models; each is a Param, which documents it."""
 
     model: Any
+    feature_cols: Sequence[str | Sequence[str]]
+    label_cols: Sequence[str]
+    featuresCol: str
+    labelCol: str
+    predictionCol: str
+    probabilityCol: str
+    transformation_fn: Callable[[Any], Any]
+    images: Mapping[str, Any]
+    dtypes: Mapping[str, str] | str
+    pad_ragged: Mapping[str, Any]
+    task: str
+
+
+class EstimatorOptions(_Options, total=False):
+    """The arguments of all estimators."""
+
     optimizer: Any
     learning_rate: float
     loss: Any
     loss_weights: Sequence[float]
     metrics: Any
-    feature_cols: Sequence[str | Sequence[str]]
-    label_cols: Sequence[str]
     sample_weight_col: str
-    featuresCol: str
-    labelCol: str
     weightCol: str
-    predictionCol: str
-    probabilityCol: str
     validation: float | str
     batch_size: int
     val_batch_size: int
@@ -48,13 +58,8 @@ class EstimatorOptions(TypedDict, total=False):
     shuffle: bool
     random_seed: int
     callbacks: Sequence[Any]
-    transformation_fn: Callable[[Any], Any]
-    images: Mapping[str, Any]
-    dtypes: Mapping[str, str] | str
-    pad_ragged: Mapping[str, Any]
     gradient_compression: Any
     backward_passes_per_step: int
-    task: str
     verbose: int
     np: int
     use_gpu: bool
@@ -67,23 +72,11 @@ class EstimatorOptions(TypedDict, total=False):
     run_id: str
 
 
-class ModelOptions(TypedDict, total=False):
-    """The arguments of all models; each is a Param, which documents it."""
+class ModelOptions(_Options, total=False):
+    """The arguments of all models."""
 
-    model: Any
-    feature_cols: Sequence[str | Sequence[str]]
-    label_cols: Sequence[str]
     output_cols: Sequence[str]
-    featuresCol: str
-    labelCol: str
-    predictionCol: str
-    probabilityCol: str
-    transformation_fn: Callable[[Any], Any]
     transform_batch_size: int
-    images: Mapping[str, Any]
-    dtypes: Mapping[str, str] | str
-    pad_ragged: Mapping[str, Any]
-    task: str
     loss_name: str
 
 
@@ -184,6 +177,8 @@ DEFAULTS: Final[Mapping[str, Any]] = {
 def with_params(*tables: Mapping[str, Declaration], also: Sequence[str] = ()) -> Callable[[T], T]:
     """Declare Params of a class, with ``setBatchSize`` and ``getBatchSize`` for ``batch_size``.
 
+    The class has ``setParams``, too.
+
     Args:
         tables: the Params, by name; ``params_of`` gives the names of a class.
         also: Params of a base of Spark's that get a setter.
@@ -197,6 +192,7 @@ def with_params(*tables: Mapping[str, Declaration], also: Sequence[str] = ()) ->
             setattr(cls, f"get{_words(name)}", _getter(name))
         for name in (*declared, *also):
             setattr(cls, f"set{_words(name)}", _setter(name))
+        cls.setParams = _set_params
         return cls
 
     return add
@@ -204,6 +200,11 @@ def with_params(*tables: Mapping[str, Declaration], also: Sequence[str] = ()) ->
 
 def _words(name: str) -> str:
     return "".join(part[:1].upper() + part[1:] for part in name.split("_"))
+
+
+def _set_params(self: Any, **params: Any) -> Any:
+    """Set several Params."""
+    return self._set(**params)
 
 
 def _setter(name: str) -> Callable[..., Any]:

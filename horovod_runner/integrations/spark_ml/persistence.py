@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
 _PART_BYTES: Final = 32 << 20
 _FSSPEC_SCHEMES: Final = ("s3", "gs", "gcs", "abfs", "az", "memory")
 _SCHEMA: Final = "name string, part int, data binary"
+_FOLDERS: Final = ("metadata", "objects")
 _PARAMS: Final = "params"
 _MODEL: Final = "model"
 
@@ -80,7 +80,7 @@ class SparkMLWriter(MLWriter):  # type: ignore[misc]
             FileExistsError: there is something at the path, and ``overwrite()`` was not called.
         """
         store = store_of(path)
-        if store.exists():
+        if any(store.has(name) for name in _FOLDERS):
             if not self.shouldOverwrite:
                 raise FileExistsError(
                     f"there is already something at {path}: write().overwrite().save(path) "
@@ -176,48 +176,20 @@ def _is_plain(value: Any) -> bool:
     return value is None or type(value) in (bool, int, float, str)
 
 
-class ModelStore(ABC):
-    """A folder with the files of one saved object."""
-
-    def exists(self) -> bool:
-        """Whether there is something, complete or not."""
-        return any(self._is_there(name) for name in ("metadata", "objects"))
-
-    @abstractmethod
-    def _is_there(self, name: str) -> bool:
-        """Whether there is a folder of a name."""
-
-    @abstractmethod
-    def remove(self) -> None:
-        """Remove all of it, or make it incomplete where it is overwritten later."""
-
-    @abstractmethod
-    def write(self, metadata: str, files: Mapping[str, Path]) -> None:
-        """Write the line of metadata, and files by name."""
-
-    @abstractmethod
-    def read_metadata(self) -> str:
-        """The line of metadata; raises DataError where it was removed."""
-
-    @abstractmethod
-    def read_files(self, folder: Path) -> None:
-        """Write the files into a local folder, under their names."""
-
-
-def store_of(path: str) -> ModelStore:
+def store_of(path: str) -> _SparkStore | _FsspecStore:
     """What reads and writes at a path."""
     scheme = path.partition("://")[0] if "://" in path else ""
-    return FsspecStore(path) if scheme in _FSSPEC_SCHEMES else SparkStore(path)
+    return _FsspecStore(path) if scheme in _FSSPEC_SCHEMES else _SparkStore(path)
 
 
-class SparkStore(ModelStore):
+class _SparkStore:
     """A folder on a filesystem that Spark knows."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._spark = find_session()
 
-    def _is_there(self, name: str) -> bool:
+    def has(self, name: str) -> bool:
         try:
             # Spark Connect looks for the path with the first action.
             self._spark.read.text(f"{self._path}/{name}").limit(0).collect()
@@ -228,11 +200,10 @@ class SparkStore(ModelStore):
         return True
 
     def remove(self) -> None:
-        """See :class:`ModelStore`."""
+        # Not removed, but incomplete: it is overwritten later.
         self._write_metadata([])
 
     def write(self, metadata: str, files: Mapping[str, Path]) -> None:
-        """See :class:`ModelStore`."""
         mode = "overwrite"
         for name, path in files.items():
             for part, data in enumerate(_parts(path)):
@@ -250,7 +221,6 @@ class SparkStore(ModelStore):
             return self._spark.createDataFrame(rows, schema).coalesce(1)
 
     def read_metadata(self) -> str:
-        """See :class:`ModelStore`."""
         row = self._spark.read.text(f"{self._path}/metadata").first()
         if row is None:
             raise DataError(
@@ -260,7 +230,6 @@ class SparkStore(ModelStore):
         return str(row[0])
 
     def read_files(self, folder: Path) -> None:
-        """See :class:`ModelStore`."""
         objects = self._spark.read.schema(_SCHEMA).parquet(f"{self._path}/objects")
         counts = objects.select("name", "part").orderBy("name", "part").collect()
         for name, part in counts:
@@ -269,13 +238,13 @@ class SparkStore(ModelStore):
                 file.write(bytes(row["data"]))
 
 
-class FsspecStore(ModelStore):
+class _FsspecStore:
     """A folder at a URL of fsspec."""
 
     def __init__(self, path: str) -> None:
         self._filesystem, self._path = file_system(path)
 
-    def _is_there(self, name: str) -> bool:
+    def has(self, name: str) -> bool:
         try:
             self._filesystem.info(f"{self._path}/{name}")  # exists() takes any error for False
         except FileNotFoundError:
@@ -283,25 +252,21 @@ class FsspecStore(ModelStore):
         return True
 
     def remove(self) -> None:
-        """See :class:`ModelStore`."""
-        for name in ("metadata", "objects"):
-            if self._is_there(name):
+        for name in _FOLDERS:
+            if self.has(name):
                 self._filesystem.rm(f"{self._path}/{name}", recursive=True)
 
     def write(self, metadata: str, files: Mapping[str, Path]) -> None:
-        """See :class:`ModelStore`."""
-        for name in ("metadata", "objects"):
+        for name in _FOLDERS:
             self._filesystem.makedirs(f"{self._path}/{name}", exist_ok=True)
         for name, path in files.items():
             self._filesystem.put_file(str(path), f"{self._path}/objects/{name}")
         self._filesystem.pipe_file(f"{self._path}/metadata/part-00000", metadata.encode())
 
     def read_metadata(self) -> str:
-        """See :class:`ModelStore`."""
         return str(self._filesystem.cat_file(f"{self._path}/metadata/part-00000").decode())
 
     def read_files(self, folder: Path) -> None:
-        """See :class:`ModelStore`."""
         for path in self._filesystem.ls(f"{self._path}/objects", detail=False):
             self._filesystem.get_file(path, str(folder / path.rpartition("/")[2]))
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Any
 
 from horovod_runner.data.scoring.models.torch import TorchKind, read_module
 from horovod_runner.integrations.spark_ml.estimator import HorovodEstimator
 from horovod_runner.integrations.spark_ml.model import TrainedModel
-from horovod_runner.integrations.spark_ml.params import EstimatorOptions
-from horovod_runner.integrations.training.classes import loss_name
+from horovod_runner.integrations.training.metrics import metrics_of
 from horovod_runner.integrations.training.torch import TorchTraining
 
 
@@ -68,13 +67,8 @@ class TorchEstimator(HorovodEstimator):
         TypeError: there is no such Param, or a value has the wrong type.
     """
 
-    def __init__(self, **params: Unpack[EstimatorOptions]) -> None:
-        super().__init__(params)
+    _model_class = TorchModel
 
     def _training(self, **arguments: Any) -> TorchTraining:
-        return TorchTraining(**arguments)
-
-    def _trained_model(self, network: Any) -> TorchModel:
-        model = TorchModel()
-        model._set(model=network, loss_name=loss_name(self.getOrDefault("loss")))
-        return model
+        metrics = metrics_of("torch", self.value_of("metrics") or ())
+        return TorchTraining(**{**arguments, "metrics": metrics})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
 from horovod_runner.common.options import ALIASES as OF_RUNNERS
@@ -46,36 +45,28 @@ ALIASES: Final = {
 }
 
 
-@dataclass(frozen=True)
-class _Rule:
-    """Which arguments a kind of model needs, and which do not fit it."""
+_NEEDS: Final[Mapping[Kind, Sequence[str]]] = {
+    "torch": ("x", "y", "loss", "optimizer"),
+    "keras": ("x", "y"),
+    "lightning": (),
+}
 
-    needs: Sequence[str]
-    refuses: Mapping[str, str]
-
-
-_RULES: Final[Mapping[Kind, _Rule]] = {
-    "torch": _Rule(("x", "y", "loss", "optimizer"), {"trainer_options": _OF_TRAINER}),
-    "keras": _Rule(
-        ("x", "y"),
-        {
-            "step": "it replaces the step of a torch module; override train_step of the model",
-            "save_every": "Keras models are saved at the ends of epochs",
-            "trainer_options": _OF_TRAINER,
-        },
-    ),
-    "lightning": _Rule(
-        (),
-        {
-            "loss": f"{_OWN}, in training_step",
-            "optimizer": f"{_OWN}, in configure_optimizers",
-            "schedule": f"{_OWN}, in configure_optimizers",
-            "warmup": f"{_OWN}, in configure_optimizers",
-            "metrics": f"{_OWN}: log them with self.log",
-            "step": f"{_OWN}, training_step",
-            "weight": "name the column in x, and use it in training_step",
-        },
-    ),
+_REFUSES: Final[Mapping[Kind, Mapping[str, str]]] = {
+    "torch": {"trainer_options": _OF_TRAINER},
+    "keras": {
+        "step": "it replaces the step of a torch module; override train_step of the model",
+        "save_every": "Keras models are saved at the ends of epochs",
+        "trainer_options": _OF_TRAINER,
+    },
+    "lightning": {
+        "loss": f"{_OWN}, in training_step",
+        "optimizer": f"{_OWN}, in configure_optimizers",
+        "schedule": f"{_OWN}, in configure_optimizers",
+        "warmup": f"{_OWN}, in configure_optimizers",
+        "metrics": f"{_OWN}: log them with self.log",
+        "step": f"{_OWN}, training_step",
+        "weight": "name the column in x, and use it in training_step",
+    },
 }
 
 
@@ -143,11 +134,11 @@ def check_fitting(
         TypeError: ``loss`` is no function.
         ValueError: an argument is missing, or is not for the model.
     """
-    rule, called = _RULES[kind], f"a {kind.capitalize()} model"
-    for name in rule.needs:
+    called = f"a {kind.capitalize()} model"
+    for name in _NEEDS[kind]:
         if given[name] is None and not (name == "loss" and given["step"] is not None):
             raise ValueError(f"fit requires {name} for {called}: {_EXAMPLES[name]}")
-    for name, why in rule.refuses.items():
+    for name, why in _REFUSES[kind].items():
         if given[name] != parameters[name].default:
             raise ValueError(f"{name} is not for {called}: {why}")
     if kind == "torch" and given["step"] is None:

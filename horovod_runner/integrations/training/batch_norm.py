@@ -14,13 +14,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 class CountedRows:
-    """Whether the rows of a rank's batch count: a rank without rows takes part with one of others.
+    """Whether a batch's rows count: a rank without rows takes part with one of others."""
 
-    Attributes:
-        count: set before each batch.
-    """
-
-    count = True
+    count = True  # set before each batch
 
 
 def synchronize(model: torch.nn.Module) -> CountedRows:

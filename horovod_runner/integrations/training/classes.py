@@ -45,22 +45,17 @@ class Classes:
         """The class of each row, shape (rows,), and its probabilities, shape (rows, classes)."""
         values = result[0] if isinstance(result, tuple | list) else result
         scores = np.asarray(as_numpy(values), np.float64)
+        has_logits = "logits" in self.loss_name.lower()
         if scores.ndim == 1 or scores.shape[1] == 1:  # one score: of the second of two classes
             ones = scores.reshape(len(scores))
-            if "logits" in self.loss_name.lower():
+            if has_logits:
                 ones = 1 / (1 + np.exp(-ones))
             probabilities = np.stack([1 - ones, ones], axis=1)
         elif self.loss_name in ("NLLLoss", "nll_loss"):
             probabilities = np.exp(scores)
-        elif self._takes_probabilities:
+        elif not has_logits and self.loss_name not in ("CrossEntropyLoss", "cross_entropy"):
             probabilities = scores
-        else:
+        else:  # torch's CrossEntropyLoss takes logits, too
             shifted = np.exp(scores - scores.max(axis=1, keepdims=True))
             probabilities = shifted / shifted.sum(axis=1, keepdims=True)
         return probabilities.argmax(axis=1).astype(self.dtype), probabilities
-
-    @property
-    def _takes_probabilities(self) -> bool:
-        if self.loss_name in ("CrossEntropyLoss", "cross_entropy"):  # torch's take logits
-            return False
-        return "logits" not in self.loss_name.lower()

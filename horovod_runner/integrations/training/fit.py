@@ -173,18 +173,18 @@ def fit(
     named = metrics_of(kind, metrics)
     best = watched(kind, monitor, named, validation is not None or other is not None)
     choice = choose(ranks, where, data)
+    feed = {"dtypes": dtypes, "pad_ragged": pad_ragged, "images": images, "transform": transform}
+    own: dict[Kind, dict[str, Any]] = {
+        "torch": {"step": step},
+        "lightning": {"pairs": x is not None, "trainer_options": trainer_options or {}},
+    }
     saves = checkpoint_dir is not None or runner_options.get("max_restarts", 0) > 0
     training = training_class(kind)(
         model=network,
         features=features_of(x),
         labels=labels_of(y),
         weight=weight,
-        options={
-            "dtypes": dtypes,
-            "pad_ragged": pad_ragged,
-            "images": images,
-            "transform": transform,
-        },
+        options=feed,
         optimizer=optimizer,
         loss=loss,
         metrics=named,
@@ -205,8 +205,7 @@ def fit(
         monitor=best,
         syncs_batch_norm=sync_batch_norm,
         names=_NAMES,
-        **({"step": step} if kind == "torch" else {}),
-        **_of_lightning(kind, x, trainer_options),
+        **own.get(kind, {}),
     )
     datasets = _datasets(training, data, other, validation)
     runner = _runner(choice, runner_options, training, checkpoint_dir, resume)
@@ -216,23 +215,12 @@ def fit(
     return Fitted(training, trained, runner.last_run)
 
 
-def _of_lightning(kind: Kind, x: Any, trainer_options: Any) -> dict[str, Any]:
-    if kind != "lightning":
-        return {}
-    return {"pairs": x is not None, "trainer_options": trainer_options or {}}
-
-
 def _is_dataframe(data: Any) -> bool:
-    """Whether it is a DataFrame of Spark."""
     return isinstance(source_of(data), DataFrameSource)
 
 
 def _runner_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of HorovodRunner.
-
-    Raises:
-        TypeError: there is no option of a name, or fit has an argument for it.
-    """
+    """The arguments of HorovodRunner, or TypeError."""
     if "np" in options:
         raise TypeError("fit has no argument 'np': use ranks=, and where=")
     known = where_options_are()

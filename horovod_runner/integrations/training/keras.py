@@ -6,6 +6,7 @@ Keras is imported by the methods: a rank reads this file before its backend is c
 from __future__ import annotations
 
 import os
+import random
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -70,11 +71,7 @@ class KerasTraining(Training):
             self._check_train_step(first)
 
     def _check_train_step(self, first: Mapping[str, Any]) -> None:
-        """Try the user's train_step on the first rows, with the weights 0 and 1.
-
-        Raises:
-            ValueError: it does not take weights of rows.
-        """
+        """Try the user's train_step on the first rows, with the weights 0 and 1."""
         import numpy as np
 
         inputs, labels, _ = self.split_parts([*readable(first).values()])
@@ -118,10 +115,9 @@ class KerasTraining(Training):
             raise TypeError(
                 f"optimizer must be an optimizer of Keras or its name, not {optimizer!r}"
             )
-        data = self._sendable()
         return replace(
             self,
-            model=data,
+            model=self._sendable(),
             optimizer=keras.saving.serialize_keras_object(optimizer),
             loss=self.model.loss if self.loss is None else self.loss,
             custom_objects={},
@@ -129,11 +125,7 @@ class KerasTraining(Training):
         )
 
     def _sendable(self) -> bytes:
-        """The content of the model's file, which the ranks can read.
-
-        Raises:
-            ValueError: Keras cannot make a model of this class from its config.
-        """
+        """The content of the model's file, which the ranks can read, or ValueError."""
         if input_names(self.model):
             return self._written()
         try:
@@ -141,9 +133,10 @@ class KerasTraining(Training):
             _read(data)
         except Exception as error:  # of Keras, or of the user's class
             kind = type(self.model).__name__
+            first = next((line for line in str(error).splitlines() if line.strip()), "").strip()
             raise ValueError(
                 f"the model cannot be sent to the ranks, because Keras cannot recreate {kind} from "
-                f"its config: {type(error).__name__}: {_first_line(error)}. Give {kind} a method "
+                f"its config: {type(error).__name__}: {first}. Give {kind} a method "
                 "get_config that returns the arguments of its __init__, or make a model of "
                 "keras.Model(inputs, outputs)"
             ) from error
@@ -178,16 +171,30 @@ class KerasTraining(Training):
         return network
 
 
+def set_seed(seed: int) -> None:
+    """Seed what Keras draws from: Python's random numbers, NumPy's and those of its backend.
+
+    ``keras.utils.set_random_seed`` imports TensorFlow wherever it is installed (Keras 3.15,
+    utils/rng_utils.py), which costs a rank on torch 3 s of a core.
+    """
+    import keras
+
+    if keras.backend.backend() != "torch":
+        keras.utils.set_random_seed(seed)
+        return
+    import numpy as np
+    import torch
+
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
 def _read(data: bytes) -> Any:
-    """The model in the content of a file."""
     with temporary_folder("keras") as folder:
         path = Path(folder) / "model"
         path.write_bytes(data)
         return read_model(path)
-
-
-def _first_line(error: Exception) -> str:
-    return next((line for line in str(error).splitlines() if line.strip()), "").strip()
 
 
 def _outputs(model: Any, parts: Mapping[str, Any]) -> Any:

@@ -2,41 +2,21 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import keras
+
+import horovod_runner.integrations.keras as hvd
 from horovod_runner.data.scoring.models.keras import arranged, input_names, readable
 from horovod_runner.data.shard import Shard
-from horovod_runner.integrations.training.keras import KerasTraining
+from horovod_runner.integrations.training.keras import KerasTraining, set_seed
+from horovod_runner.integrations.training.schedules import Factor
 from horovod_runner.integrations.training.training import Trained
-
-
-def set_seed(seed: int) -> None:
-    """Seed what Keras draws from: Python's random numbers, NumPy's and those of its backend.
-
-    ``keras.utils.set_random_seed`` imports TensorFlow wherever it is installed (Keras 3.15,
-    utils/rng_utils.py), which costs a rank on torch 3 s of a core.
-    """
-    import keras
-
-    if keras.backend.backend() != "torch":
-        keras.utils.set_random_seed(seed)
-        return
-    import numpy as np
-    import torch
-
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
 
 
 def train(training: KerasTraining, train: Shard, valid: Shard | None) -> Trained | None:
     """Train a Keras model on this rank; see Training.train."""
-    import keras
-
-    import horovod_runner.integrations.keras as hvd
-
     hvd.init()
     set_seed(training.random_seed + hvd.rank())  # ranks drop out different units
     network = training.read_model()
@@ -89,43 +69,36 @@ def train(training: KerasTraining, train: Shard, valid: Shard | None) -> Trained
 
 def _policies(training: KerasTraining, optimizer: Any, steps: int) -> list[Any]:
     """The callbacks that change the learning rate and end the training."""
-    import keras
-
-    import horovod_runner.integrations.keras as hvd
-
     made: list[Any] = []
     if training.schedule is not None:
-        factor, whole = training.schedule, training.epochs * steps
-        start = float(optimizer.learning_rate)
-
-        class Rates(keras.callbacks.Callback):  # type: ignore[misc]
-            """Sets the learning rate before each step."""
-
-            def __init__(self) -> None:
-                super().__init__()
-                self.epoch = 0
-
-            def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-                """As in Keras's Callback."""
-                self.epoch = epoch
-
-            def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-                """As in Keras's Callback."""
-                passes = training.backward_passes_per_step
-                done = self.epoch * steps + batch
-                optimizer.learning_rate = start * factor(done // passes, -(-whole // passes))
-
-        made.append(Rates())
+        made.append(_Rates(training, training.schedule, optimizer, steps))
     if training.patience is not None:
         name, mode = training.monitor
         made.append(hvd.callbacks.EarlyStopping(name, patience=training.patience, mode=mode))
     return made
 
 
+class _Rates(keras.callbacks.Callback):  # type: ignore[misc]
+    """Sets the learning rate before each step."""
+
+    def __init__(self, training: KerasTraining, factor: Factor, optimizer: Any, steps: int) -> None:
+        super().__init__()
+        self._factor, self._optimizer, self._steps = factor, optimizer, steps
+        self._start = float(optimizer.learning_rate)
+        self._passes = training.backward_passes_per_step
+        self._whole = -(-training.epochs * steps // self._passes)
+        self._epoch = 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._epoch = epoch
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        done = (self._epoch * self._steps + batch) // self._passes
+        self._optimizer.learning_rate = self._start * self._factor(done, self._whole)
+
+
 def _synchronize_batch_norm(network: Any) -> None:
     """Let the batch normalization of a model have the statistics of all ranks, in place."""
-    import keras
-
     from horovod_runner.integrations.keras.distributed.batch_norm import SyncBatchNormalization
 
     for layer in network._flatten_layers():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
 from typing import Any, Final
 
 import horovod.torch as hvd
@@ -19,7 +18,7 @@ from horovod_runner.integrations.lightning import (
 from horovod_runner.integrations.training import batch_norm
 from horovod_runner.integrations.training.lightning import LightningTraining
 from horovod_runner.integrations.training.torch_loop import weights_of
-from horovod_runner.integrations.training.training import Trained
+from horovod_runner.integrations.training.training import Trained, paired
 
 _PRECISIONS: Final = {"float32": "32-true", "bfloat16": "bf16-mixed", "float16": "16-mixed"}
 
@@ -29,13 +28,10 @@ def train(training: LightningTraining, train: Shard, valid: Shard | None) -> Tra
     hvd.init()
     framework.seed_everything(training.random_seed + hvd.rank(), verbose=False)
     batches = _feed(training, train, is_training=True)
-    checks = None
-    if valid is not None:
-        checks = _feed(training, valid, is_training=False)
+    checks = None if valid is None else _feed(training, valid, is_training=False)
     record = _History()
-    callbacks: list[Any] = [record, ReportCallback(save_every=int(training.saves))]
-    if training.save_every is not None:
-        callbacks[1].save_steps = training.save_every
+    reports = ReportCallback(save_every=int(training.saves), save_steps=training.save_every or 0)
+    callbacks: list[Any] = [record, reports]
     if training.patience is not None:
         name, mode = training.monitor
         stop = framework.callbacks.EarlyStopping
@@ -75,30 +71,16 @@ def _feed(training: LightningTraining, shard: Shard, *, is_training: bool) -> An
     if not training.pairs:
         flat = dict.fromkeys(flat_names(training.columns.values()))
         return shard.to_torch(**{**options, "columns": list(flat) or None})
+    before = options["transform"]
+
+    def pair(batch: dict[str, Any]) -> tuple[Any, Any]:
+        changed = batch if before is None else before(batch)
+        inputs, labels, _ = training.split_parts(list(changed.values()))
+        return paired(inputs, labels)
+
     if len(training.features) > 1 or len(training.labels) > 1:
-        options["transform"] = Pairs(training, options["transform"])
+        options["transform"] = pair
     return shard.to_torch(**options)
-
-
-@dataclass(frozen=True)
-class Pairs:
-    """Makes (inputs, labels) of a batch: several inputs as a dict by name, labels as a list.
-
-    Attributes:
-        training: says which parts are inputs.
-        before: the user's transform, if there is one.
-    """
-
-    training: LightningTraining
-    before: Any
-
-    def __call__(self, batch: dict[str, Any]) -> Any:
-        """The pair of a batch."""
-        if self.before is not None:
-            batch = self.before(batch)
-        inputs, labels, _ = self.training.split_parts(list(batch.values()))
-        alone = next(iter(inputs.values())) if len(inputs) == 1 else inputs
-        return alone, labels[0] if len(labels) == 1 else labels
 
 
 def _log_means_over_ranks(module: Any, rows: batch_norm.CountedRows) -> None:
@@ -132,7 +114,6 @@ class _CountedRows(framework.Callback):  # type: ignore[misc]
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
     ) -> None:
-        """As in Lightning's Callback, like the methods below."""
         self._begin(pl_module, self._batches.real_rows(batch_idx))
 
     def on_validation_batch_start(
@@ -163,14 +144,11 @@ class _History(framework.Callback):  # type: ignore[misc]
         self.history: dict[str, list[float]] = {}
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """As in Lightning's Callback."""
         for name, value in trainer.callback_metrics.items():
             self.history.setdefault(name, []).append(float(value))
 
     def state_dict(self) -> dict[str, Any]:
-        """The history, for checkpoints."""
         return {"history": self.history}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with the history of a checkpoint."""
         self.history = state["history"]

@@ -40,23 +40,15 @@ def total_loss(
     total: Any = 0.0
     for number, (scale, output, label) in enumerate(zip(scales, outputs, labels, strict=True)):
         loss = training.loss_of(number)
-        part = _loss(loss, output, fitted_label(loss, output, label), weight)
+        fitted = fitted_label(loss, output, label)
+        if weight is None:
+            part = loss(output, fitted)
+        else:
+            by_row = unreduced(loss)(output, fitted)
+            part = (by_row.reshape(len(by_row), -1).mean(dim=1) * weight).mean()
         total = total + scale * part if len(outputs) > 1 or scale != 1 else part
     value: torch.Tensor = total
     return value
-
-
-def _loss(
-    loss: Callable[..., Any],
-    output: torch.Tensor,
-    label: torch.Tensor,
-    weight: torch.Tensor | None,
-) -> torch.Tensor:
-    if weight is None:
-        value: torch.Tensor = loss(output, label)
-        return value
-    by_row = unreduced(loss)(output, label)
-    return (by_row.reshape(len(by_row), -1).mean(dim=1) * weight).mean()
 
 
 def unreduced(loss: Callable[..., Any]) -> Callable[..., Any]:
@@ -78,15 +70,12 @@ def unreduced(loss: Callable[..., Any]) -> Callable[..., Any]:
     )
 
 
-def divides_by_more_than_rows(loss: Callable[..., Any], label: torch.Tensor) -> bool:
-    """Whether the mean of a loss is over the weights of classes, or over labels that count."""
+def divisor_of(loss: Any, label: torch.Tensor) -> torch.Tensor | None:
+    """What a mean over the weights of classes, or over labels that count, divides by; else None."""
     if not isinstance(loss, torch.nn.CrossEntropyLoss | torch.nn.NLLLoss):
-        return False
-    return loss.weight is not None or loss.ignore_index >= 0 or label.ndim > 1
-
-
-def divisor_of(loss: Any, label: torch.Tensor) -> torch.Tensor:
-    """What such a loss divides the sum over its labels by."""
+        return None
+    if loss.weight is None and loss.ignore_index < 0 and label.ndim <= 1:
+        return None
     if label.is_floating_point() and label.ndim > 1:  # probabilities of classes
         return torch.tensor(float(len(label)), device=label.device)
     label = label.long()

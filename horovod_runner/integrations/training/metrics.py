@@ -54,19 +54,14 @@ def metrics_of(kind: str, metrics: Sequence[Any] | Mapping[str, Any]) -> Any:
         return list(metrics) if not isinstance(metrics, Mapping) else metrics
     if isinstance(metrics, str) or not isinstance(metrics, Mapping | Sequence):
         raise TypeError(f"metrics must be a list, or a dict by name, not {metrics!r}")
-    named = metrics if isinstance(metrics, Mapping) else _named(metrics)
-    return {name: Metric(_function(each)) for name, each in named.items()}
-
-
-def _named(metrics: Sequence[Any]) -> dict[str, Any]:
-    named = {_name(each): each for each in metrics}
+    named = metrics if isinstance(metrics, Mapping) else {_name(each): each for each in metrics}
     if len(named) < len(metrics):
         names = ", ".join(map(_name, metrics))
         raise ValueError(
             f"two metrics have one name, of {names}: name them by a dict, as "
             "metrics={'mae': function, 'mse': other}"
         )
-    return named
+    return {name: Metric(_function(each)) for name, each in named.items()}
 
 
 def _name(metric: Any) -> str:

@@ -6,6 +6,7 @@ import random
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any, Literal
 
 import numpy as np
@@ -41,7 +42,7 @@ def _seeded(seed: int) -> Iterator[None]:
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(seed)
     if "keras" in sys.modules:
-        from horovod_runner.integrations.training.keras_loop import set_seed
+        from horovod_runner.integrations.training.keras import set_seed
 
         set_seed(seed)
     try:
@@ -94,15 +95,7 @@ def kind_of(model: Any) -> Kind:
 
 
 def training_class(kind: Kind) -> type[Any]:
-    """What trains a network of a framework, which is imported only now."""
-    if kind == "torch":
-        from horovod_runner.integrations.training.torch import TorchTraining
-
-        return TorchTraining
-    if kind == "keras":
-        from horovod_runner.integrations.training.keras import KerasTraining
-
-        return KerasTraining
-    from horovod_runner.integrations.training.lightning import LightningTraining
-
-    return LightningTraining
+    """What trains a network of a framework: of the file with its name, imported only now."""
+    module = import_module(f"horovod_runner.integrations.training.{kind}")
+    found: type[Any] = getattr(module, f"{kind.capitalize()}Training")
+    return found

@@ -105,15 +105,12 @@ def pack_once(
         folder: where the packed rows go; None for this machine's scratch folder.
         limit: bytes that they may take; None for no limit.
     """
-    stack = ExitStack()
-    trials = stack.enter_context(RunFolder(f"trials-{uuid4().hex[:8]}", folder, limit=limit))
-    with ExitStack() as failed:
-        failed.callback(stack.close)
-        packed = {}
+    packed: dict[str, Staged] = {}
+    shared = TrainingRows(rows.train, rows.valid, packed)
+    with ExitStack() as stack:
+        trials = stack.enter_context(RunFolder(f"trials-{uuid4().hex[:8]}", folder, limit=limit))
         for name, dataframe in rows.dataframes(columns).items():
             (trials.path / name).mkdir()
             packed[name] = Staged(staging.stage(dataframe, trials.path / name))
-        failed.pop_all()
-    shared = TrainingRows(rows.train, rows.valid, packed)
-    weakref.finalize(shared, stack.close)
+        weakref.finalize(shared, stack.pop_all().close)
     return shared

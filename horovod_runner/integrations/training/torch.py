@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import io
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,7 +25,7 @@ class TorchTraining(Training):
         optimizer: an optimizer, or a function from the module's parameters to one. An optimizer
             that holds the parameters of this module is pickled with it, and holds them afterwards.
         loss: a function of (output, label), or a list with one for each output.
-        metrics: functions of (output, label), as a list or by name, or a Metric for each name.
+        metrics: by name; see metrics.py.
         minibatch: trains with a batch in place of our own step: a function of (training, model,
             optimizer, batch, step) to the outputs and the loss; see torch_loop.py.
         step: computes the loss in place of model and loss: a function of (model, inputs, labels)
@@ -34,19 +33,10 @@ class TorchTraining(Training):
         returns_optimizer: whether the state of the optimizer comes back with the weights.
     """
 
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
     minibatch: Callable[..., Any] | None = None
     step: Callable[..., Any] | None = None
     returns_optimizer: bool = False
-
-    @cached_property
-    def named_metrics(self) -> dict[str, Metric]:
-        """The metrics by name."""
-        given = self.metrics or {}
-        if not isinstance(given, Mapping):
-            given = {getattr(each, "__name__", type(each).__name__): each for each in given}
-        return {
-            name: each if isinstance(each, Metric) else Metric(each) for name, each in given.items()
-        }
 
     def loss_of(self, output: int) -> Callable[..., Any]:
         """The loss of an output, by its number."""
@@ -95,12 +85,6 @@ class TorchTraining(Training):
                 ) from error
 
     def _check_step(self, model: torch.nn.Module, batch: Any) -> None:
-        """Try the user's step.
-
-        Raises:
-            TypeError: it returns something else than a loss.
-            ValueError: it fails.
-        """
         assert self.step is not None  # noqa: S101 - it is what is checked
         try:
             result = self.step(model, *batch.for_user())
@@ -128,7 +112,6 @@ class TorchTraining(Training):
 
 
 def _shapes(inputs: Mapping[str, Any]) -> str:
-    """The shapes of inputs; of text and ragged rows, that they are lists."""
     return ", ".join(
         f"{name} {tuple(value.shape)}"
         if isinstance(value, torch.Tensor)

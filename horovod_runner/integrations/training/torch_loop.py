@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -18,7 +19,6 @@ from horovod_runner.integrations.loops.prepare import prepare
 from horovod_runner.integrations.training import batch_norm
 from horovod_runner.integrations.training.losses import (
     as_list,
-    divides_by_more_than_rows,
     divisor_of,
     fitted_label,
     total_loss,
@@ -26,7 +26,7 @@ from horovod_runner.integrations.training.losses import (
 from horovod_runner.integrations.training.optimizer import make_optimizer, scale
 from horovod_runner.integrations.training.sums import Sums
 from horovod_runner.integrations.training.torch import TorchTraining
-from horovod_runner.integrations.training.training import Trained, Training
+from horovod_runner.integrations.training.training import Trained, Training, paired
 from horovod_runner.worker.api import check_weights, load_checkpoint, report, save_checkpoint
 
 _REPORTED = 10  # steps from one report to the next
@@ -56,11 +56,8 @@ class Batch:
     ends_step: bool
 
     def for_user(self) -> tuple[Any, Any]:
-        """Inputs and labels as a user's step takes them: alone, or by name and as a list."""
-        inputs: Any = self.inputs
-        if len(inputs) == 1:
-            (inputs,) = inputs.values()
-        return inputs, self.labels[0] if len(self.labels) == 1 else self.labels
+        """Inputs and labels as a user's step takes them."""
+        return paired(self.inputs, self.labels)
 
 
 def train(training: TorchTraining, train: Shard, valid: Shard | None) -> Trained | None:
@@ -99,12 +96,6 @@ def train(training: TorchTraining, train: Shard, valid: Shard | None) -> Trained
 class _Loop:
     """The state of a training on this rank, between its batches.
 
-    Args:
-        training: what, and how.
-        model: on its device.
-        optimizer: averages gradients over the ranks.
-        batches: to train with.
-
     Attributes:
         history: the metrics of the epochs that are done, by name.
         epoch: how many epochs are done.
@@ -135,6 +126,9 @@ class _Loop:
             for callback in training.callbacks
             if hasattr(callback, "on_step_end")
         ]
+        self._autocast: AbstractContextManager[Any] = nullcontext()
+        if training.precision != "float32":
+            self._autocast = torch.autocast(self._device.type, getattr(torch, training.precision))
         self._scaler = None
         if training.precision == "float16" and self._device.type == "cuda":
             self._scaler = torch.amp.GradScaler("cuda")
@@ -194,17 +188,11 @@ class _Loop:
         """The outputs, and the mean loss over this rank's rows."""
         training = self.training
         self._rows.count = batch.rows > 0
-        if training.precision == "float32":
-            return self._plain_forward(batch)
-        with torch.autocast(self._device.type, getattr(torch, training.precision)):
-            return self._plain_forward(batch)
-
-    def _plain_forward(self, batch: Batch) -> tuple[list[torch.Tensor], torch.Tensor]:
-        training = self.training
-        if training.step is None:
-            outputs = as_list(self._call(batch.inputs))
-            return outputs, total_loss(training, outputs, batch.labels, batch.weight)
-        result = training.step(self.model, *batch.for_user())
+        with self._autocast:
+            if training.step is None:
+                outputs = as_list(self._call(batch.inputs))
+                return outputs, total_loss(training, outputs, batch.labels, batch.weight)
+            result = training.step(self.model, *batch.for_user())
         if isinstance(result, tuple):
             return as_list(result[1]), result[0]
         return [], result
@@ -334,14 +322,14 @@ class _Loop:
 
         It is the share of the rows, unless the loss is a sum, or a mean over something else.
         """
-        loss = self.training.loss
         if not self.training.global_batch or hvd.size() == 1 or len(batch.labels) > 1:
             return batch.share
         if self._is_sum:
             return float(hvd.size()) if batch.rows else 0.0
-        if not divides_by_more_than_rows(loss, batch.labels[0]):
+        own = divisor_of(self.training.loss, batch.labels[0])
+        if own is None:
             return batch.share
-        own = divisor_of(loss, batch.labels[0]) * (batch.rows > 0)
+        own = own * (batch.rows > 0)
         everywhere = hvd.allreduce(own, op=hvd.Sum, name="horovod_runner.training.divisors")
         return own * hvd.size() / everywhere * (batch.share > 0)
 
@@ -351,7 +339,7 @@ class _Loop:
         """Add a batch's metrics to the sums over rows, without waiting for a GPU."""
         if not batch.rows:
             return
-        named = self.training.named_metrics
+        named = self.training.metrics
         if named and not outputs:
             raise ValueError(
                 "metrics are functions of outputs and labels, and step returned a loss only: let "
@@ -371,7 +359,7 @@ class _Loop:
         self._sums.rows += batch.rows
 
     def _no_sums(self) -> Sums:
-        return Sums(("loss", *self.training.named_metrics), self._device)
+        return Sums(("loss", *self.training.metrics), self._device)
 
 
 def stops(training: Training, history: Mapping[str, Sequence[float]]) -> bool:

@@ -220,6 +220,12 @@ class Training(ABC):
         """A new model, on the driver, with the trained weights."""
 
 
+def paired(inputs: dict[str, Any], labels: list[Any]) -> tuple[Any, Any]:
+    """Inputs and labels as a user's step takes them: alone, or by name and as a list."""
+    alone = next(iter(inputs.values())) if len(inputs) == 1 else inputs
+    return alone, labels[0] if len(labels) == 1 else labels
+
+
 def train(*, training: Training, train: Shard, valid: Shard | None = None) -> Trained | None:
     """Train on this rank: the function that the ranks of an estimator run.
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
 from horovod_runner.common.spark_session import is_on_this_machine
+from horovod_runner.common.text import count_text
 from horovod_runner.host.gpus import visible_gpus
 
 Place: TypeAlias = Literal["local", "spark", "slurm"]
@@ -104,4 +105,4 @@ def _found(spark: Any) -> tuple[Place, str]:
 def _text(ranks: Ranks) -> str:
     if isinstance(ranks, tuple):
         return f"{ranks[0]} to {ranks[1]} ranks"
-    return "1 rank" if ranks == 1 else f"{ranks} ranks"
+    return count_text(ranks, "rank")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import keras
@@ -75,32 +76,25 @@ class KerasEstimator(_NamesKerasFile, HorovodEstimator):
     def _training(self, logs: str | None, **arguments: Any) -> Training:
         # In order, whatever the names of the model's inputs are.
         inputs = in_order(self.getFeatureCols())
+        training = StoreKerasTraining(
+            **arguments,
+            features=inputs,
+            custom_objects=self.getCustomObjects(),
+            checkpoint_callback=self.getCheckpointCallback(),
+            logs=logs,
+        )
         input_shapes, outputs = self.get_model_shapes()
         arrange = Arrange.of_training(
-            inputs,
-            self.getLabelCols(),
-            self.getSampleWeightCol(),
+            training,
             input_shapes=input_shapes,
             label_shapes=self.getLabelShapes() or outputs,
             dtypes=dtypes_of(self.getModel(), inputs),
             row=self.getTransformationFn(),
         )
-        return StoreKerasTraining(
-            **arguments,
-            features=inputs,
-            options={"transform": arrange},
-            custom_objects=self.getCustomObjects(),
-            checkpoint_callback=self.getCheckpointCallback(),
-            logs=logs,
-        )
+        return replace(training, options={"transform": arrange})
 
     def _create_model(
-        self,
-        network: Any,
-        trained: Trained,
-        run_id: str,
-        metadata: Mapping[str, Any],
-        epochs_before: int,
+        self, network: Any, trained: Trained, epochs_before: int, run_id: str, metadata: Any
     ) -> Any:
         theirs = self.getModel()
         optimizer = keras.optimizers.get(self.getOptimizer() or theirs.optimizer)

@@ -102,11 +102,7 @@ class TorchEstimator(of_torch.TorchEstimator):
         )
 
     def _arrangement(self, columns: Mapping[str, str]) -> Arrange | None:
-        """What ``transformation_fn`` does with a batch; None without it.
-
-        Raises:
-            ValueError: ``transformation_edit_fields`` is not a list of Petastorm's tuples.
-        """
+        """What ``transformation_fn`` does with a batch; None without it."""
         function, removed = self.getTransformationFn(), self.getTransformationRemovedFields() or ()
         edited = {}
         for each in self.getTransformationEditFields() or ():
@@ -118,11 +114,9 @@ class TorchEstimator(of_torch.TorchEstimator):
                     "transformation_edit_fields must be a list of tuples (name, NumPy type, shape, "
                     f"is nullable), and one is {each!r}: {error}"
                 ) from None
-        if function is None and (edited or removed):
-            function = dict
-        if function is None:
+        if function is None and not edited and not removed:
             return None
-        return Arrange(columns, row=function, edited=edited, removed=tuple(removed))
+        return Arrange(columns, row=function or dict, edited=edited, removed=tuple(removed))
 
     def _with_doubles(self, training: Training, doubles: Mapping[str, bool]) -> Training:
         """In batches too: columns of one number, and others before ``transformation_fn``."""
@@ -148,15 +142,10 @@ class TorchEstimator(of_torch.TorchEstimator):
         return {**options, **(self.getTrainerArgs() or {})}
 
     def _create_model(
-        self,
-        network: Any,
-        trained: Trained,
-        run_id: str,
-        metadata: Mapping[str, Any],
-        epochs_before: int,
+        self, network: Any, trained: Trained, epochs_before: int, run_id: str, metadata: Any
     ) -> Any:
         if not self._is_lightning:
-            return super()._create_model(network, trained, run_id, metadata, epochs_before)
+            return super()._create_model(network, trained, epochs_before, run_id, metadata)
         history = {name: values[-1] for name, values in trained.history.items() if values}
         kwargs = self._get_model_kwargs(network, history, None, run_id, metadata)
         return self.get_model_class()(**kwargs)

@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 
 from horovod_runner.host.scratch import temporary_folder
-from horovod_runner.integrations.horovod_spark.frameworks.logs import copy_to_store
+from horovod_runner.integrations.horovod_spark.store import copy_to_store
 from horovod_runner.integrations.lightning import framework
 from horovod_runner.integrations.training.torch_loop import weights_of
 from horovod_runner.worker.api import current_rank

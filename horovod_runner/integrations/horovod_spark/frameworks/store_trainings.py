@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from horovod_runner.host.scratch import temporary_folder
-from horovod_runner.integrations.horovod_spark.frameworks.logs import copy_to_store
+from horovod_runner.integrations.horovod_spark.store import copy_to_store
 from horovod_runner.integrations.training.keras import KerasTraining
 from horovod_runner.integrations.training.lightning import LightningTraining
 from horovod_runner.integrations.training.training import Trained

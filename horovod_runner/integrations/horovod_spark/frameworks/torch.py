@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from horovod_runner.data.scoring.models.torch import TorchKind, read_module
@@ -75,31 +75,23 @@ class TorchEstimator(HorovodEstimator):
         # Horovod's default: the mean of the losses.
         arguments.setdefault("loss_weights", [1 / len(labels)] * len(labels))
         # In order, whatever the names of the model's parameters are.
-        inputs = in_order(self.getFeatureCols())
+        training = TorchTraining(
+            **{**arguments, "metrics": metrics_of(self.getMetrics(), labels)},
+            features=in_order(self.getFeatureCols()),
+            minibatch=None if function is None else Minibatch(function),
+            returns_optimizer=True,
+        )
         arrange = Arrange.of_training(
-            inputs,
-            labels,
-            self.getSampleWeightCol(),
+            training,
             input_shapes=self.getInputShapes() or (),
             label_shapes=self.getLabelShapes() or (),
             dtypes="float32",
             row=self.getTransformationFn(),
         )
-        return TorchTraining(
-            **{**arguments, "metrics": metrics_of(self.getMetrics(), labels)},
-            features=inputs,
-            options={"transform": arrange},
-            minibatch=None if function is None else Minibatch(function),
-            returns_optimizer=True,
-        )
+        return replace(training, options={"transform": arrange})
 
     def _create_model(
-        self,
-        network: Any,
-        trained: Trained,
-        run_id: str,
-        metadata: Mapping[str, Any],
-        epochs_before: int,
+        self, network: Any, trained: Trained, epochs_before: int, run_id: str, metadata: Any
     ) -> Any:
         from horovod_runner.integrations.training.optimizer import make_optimizer
 
@@ -198,17 +190,9 @@ class Minibatch:
         def loss_fn(outputs: Any, labels: Any, sample_weights: Any) -> Any:
             return total_loss(training, as_list(outputs), labels, sample_weights) * batch.share
 
-        given = [
-            model,
-            optimizer,
-            transform_outputs,
-            loss_fn,
-            list(batch.inputs.values()),
-            batch.labels,
-            batch.weight,
-            training.backward_passes_per_step,
-            step,
-        ]
+        inputs = list(batch.inputs.values())
+        given = [model, optimizer, transform_outputs, loss_fn, inputs, batch.labels, batch.weight]
+        given += [training.backward_passes_per_step, step]
         takes = len(inspect.signature(self.function).parameters)
         outputs, loss = self.function(*given[: max(7, takes)])
         return as_list(outputs), loss.detach() / max(batch.share, 1e-12)
