@@ -26,6 +26,7 @@ from horovod_runner import (
     log_to_driver,
 )
 from horovod_runner.worker.imports import replacements
+from tests import programs
 from tests.conftest import Ranks
 from tests.places import EVERYWHERE
 
@@ -375,9 +376,7 @@ def test_classes_of_a_script_keep_their_identity_there_and_back(tmp_path: Path) 
         )
     )
     (tmp_path / "helper.py").write_text("VALUE = 17\n")
-    done = subprocess.run(
-        [sys.executable, str(script), "--flag"], capture_output=True, text=True, check=False
-    )
+    done = programs.run(sys.executable, script, "--flag")
     assert done.stdout == "caught as expected 17\n", done.stderr
     assert "Traceback" not in done.stderr
 

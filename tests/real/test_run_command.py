@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 
 from horovod_runner.results import registry
 from horovod_runner.wire import job_file
+from tests import programs
 from tests.preload import COMMAND
 from tests.programs import Program
 
@@ -87,21 +87,11 @@ def _own_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [COMMAND, "run", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=400,
-        cwd=folder,
-        env={**os.environ, "PYSPARK_PYTHON": sys.executable},
-    )
+    return programs.run(COMMAND, "run", *arguments, cwd=folder)
 
 
 def other(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [COMMAND, *arguments], capture_output=True, text=True, check=False, timeout=400
-    )
+    return programs.run(COMMAND, *arguments)
 
 
 def listed() -> list[dict[str, Any]]:

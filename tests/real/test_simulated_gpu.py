@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests import programs
 from tests.real.pages import ROOT, blocks
 
 pytestmark = [pytest.mark.horovod, pytest.mark.spark, pytest.mark.xdist_group("pages")]
@@ -107,15 +108,12 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     program = folder / "program.py"
     program.write_text(_START + main + _END.replace("np=-1", f"np=-1{runner}"))
-    return subprocess.run(
-        [*SIMULATED, *options, str(program)],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=folder,
-        timeout=300,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+    return start(program, *options)
+
+
+def start(program: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    path = {"PYTHONPATH": str(ROOT)}
+    return programs.run(*SIMULATED, *options, program, cwd=program.parent, variables=path)
 
 
 WRONG = {
@@ -207,13 +205,5 @@ print(HorovodRunner(np=-1).run(train))
 """
     path = tmp_path / "program.py"
     path.write_text(program)
-    done = subprocess.run(
-        [*SIMULATED, "--no-nccl", str(path)],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-        timeout=300,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+    done = start(path, "--no-nccl")
     assert done.stdout.splitlines() == ["cuda:0"], done.stderr

@@ -9,7 +9,6 @@ import os
 import pty
 import re
 import struct
-import subprocess
 import sys
 import termios
 import textwrap
@@ -39,9 +38,7 @@ from horovod_runner.sinks.tensorboard import TensorBoardSink
 from horovod_runner.task import machine
 from horovod_runner.wire.events import CheckpointKept, Report
 from horovod_runner.wire.marker import Marker
-from tests.programs import Program
-
-ROOT = Path(__file__).parents[2]
+from tests.programs import ROOT, Program, run_python
 
 
 def train(steps: int, rate: float = 0.1) -> str:
@@ -233,8 +230,7 @@ def test_event_files_are_written_without_a_framework(tmp_path: Path) -> None:
         sink.end(run)
         print([name for name in ("tensorflow", "torch") if name in sys.modules])
     """
-    command = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    done = run_python(script, tmp_path, check=True, cwd=ROOT)
     assert done.stdout == "[]\n"
     assert [point.value for point in read_events(tmp_path).Scalars("loss")] == [0.5]
 

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from horovod_runner.results import registry
-from tests.programs import Program
+from tests.programs import Program, run
 
 pytest.importorskip("rich")
 
@@ -78,9 +78,7 @@ def only_run() -> str:
 
 
 def top(*arguments: str) -> str:
-    done = subprocess.run(
-        [*COMMAND, "top", *arguments], capture_output=True, text=True, check=True, timeout=400
-    )
+    done = run(*COMMAND, "top", *arguments, check=True)
     assert done.stderr == ""
     return done.stdout
 

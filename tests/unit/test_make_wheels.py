@@ -10,6 +10,8 @@ from types import ModuleType
 
 import pytest
 
+from tests.programs import run
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -68,14 +70,8 @@ def test_a_container_has_environments_of_its_own(monkeypatch: pytest.MonkeyPatch
     for container in ("", "an/image"):
         monkeypatch.setenv("WHEELS_CONTAINER", container)
         try:
-            done = subprocess.run(
-                [*command, f"PYTHON={sys.executable}", f"PYTHON_PETASTORM={sys.executable}"],
-                capture_output=True,
-                text=True,
-                check=True,
-                cwd=ROOT,
-                timeout=60,
-            )
+            pythons = (f"PYTHON={sys.executable}", f"PYTHON_PETASTORM={sys.executable}")
+            done = run(*command, *pythons, check=True, cwd=ROOT)
         except FileNotFoundError:
             pytest.skip("needs make")
         code = "import make; print(make.BASE.name)"
