@@ -404,6 +404,14 @@ def hidden(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def folder_of_models() -> None:
+    """Files of models stay until the end of the process: a DataFrame may need them at any time."""
+    from horovod_runner.data.scoring import model_file
+
+    model_file._folder()
+
+
+@pytest.fixture
 def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     """No worker, thread, named file or descriptor more than before the test."""
     for name in {"ranks", "spark"} & {*request.fixturenames}:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -20,10 +20,9 @@ from horovod_runner import CancelledError, HangError, RankFailedError, log_to_dr
 from horovod_runner.common.limits import Limits
 from tests.conftest import Ranks
 from tests.contract.test_warm import end_servers, ended
-from tests.programs import Program
+from tests.programs import ROOT, Program, await_condition
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("nothing_left")]
-_ROOT = Path(__file__).parents[2]
 #: Short where a stopped process is waited for.
 _LIMITS = Limits(
     silent_task=3.0,
@@ -54,14 +53,6 @@ def train(folder: str) -> str:
 def _write(path: Path, text: str) -> None:
     path.with_suffix(".part").write_text(text)
     path.with_suffix(".part").replace(path)
-
-
-def await_condition(condition: Callable[[], object]) -> None:
-    """Wait for something that a process does."""
-    end = time.monotonic() + 100
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def await_rounds(folder: Path, count: int) -> None:
@@ -120,7 +111,7 @@ def test_a_driver_that_was_stopped_accuses_nobody(ranks: Ranks, tmp_path: Path) 
     )
     program = [sys.executable, "-c", script]
     with Program(
-        program, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=_ROOT
+        program, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT
     ) as driver:
         for rank in range(2):
             processes(tmp_path, rank)

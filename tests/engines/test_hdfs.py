@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context
 
@@ -20,6 +19,7 @@ from tests.conftest import Ranks
 from tests.engines import EngineError, hdfs
 from tests.engines.hadoop import Hadoop
 from tests.engines.hdfs import Cluster
+from tests.programs import await_condition as until
 from tests.stores.any_store import AnyStore
 
 pytestmark = [pytest.mark.places("yarn"), pytest.mark.timeout(600)]
@@ -193,11 +193,3 @@ def markers(url: str) -> list[str]:
     """The names of the markers of complete checkpoints in a folder."""
     names = open_folder(url).names()
     return [each for each in names if each.startswith("checkpoint-") and each.endswith(".json")]
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for what others do, at most two minutes."""
-    end = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)

@@ -12,7 +12,6 @@ import pandas as pd
 import pytest
 
 from horovod_runner import current_attempt, fit
-from horovod_runner.data.scoring import model_file
 from tests.conftest import Ranks
 from tests.preload import ALIKE
 
@@ -181,12 +180,6 @@ def test_all_ranks_stop_when_the_metric_improves_no_more(tmp_path: Path) -> None
     best = values.index(max(values))
     assert len(values) == best + 3 < 50
     assert result.best_checkpoint.metrics["val_accuracy"] == pytest.approx(max(values))
-
-
-@pytest.fixture
-def folder_of_models() -> None:
-    """Files of models stay until the end of the process: a DataFrame may need them at any time."""
-    model_file._folder()
 
 
 class Killed:
