@@ -21,7 +21,7 @@ from tests import programs
 from tests.preload import COMMAND
 from tests.programs import Program
 
-pytestmark = pytest.mark.horovod
+pytestmark = [pytest.mark.horovod, pytest.mark.usefixtures("own_records")]
 
 SCRIPT = """
 import os, signal, sys, threading
@@ -78,12 +78,6 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "helper.py").write_text("X = 42\n")
     return tmp_path
-
-
-@pytest.fixture(autouse=True)
-def _own_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`ps` shows the runs of this test, and no others of this machine's drivers."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
 def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:

@@ -47,15 +47,6 @@ def train(steps: int, rate: float = 0.1) -> str:
     return "done"
 
 
-@pytest.fixture
-def mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """MLflow with a folder as its store; its databases need more than mlflow-skinny."""
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
-    return pytest.importorskip("mlflow")
-
-
 def history(mlflow: Any, run_id: str | None, name: str) -> list[tuple[int, float]]:
     points = mlflow.MlflowClient().get_metric_history(run_id, name)
     return [(point.step, point.value) for point in points]

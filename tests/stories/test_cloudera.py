@@ -22,9 +22,7 @@ SCRIPT = str(ROOT / "examples" / "image_classifier.py")
 
 
 @pytest.fixture
-def nothing_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    # A list of this test's own: others may have runs on this machine.
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+def nothing_stays(own_records: None) -> Iterator[None]:
     yield
     assert runs() == []
 

@@ -37,15 +37,11 @@ from horovod_runner.wire.measurements import UNKNOWN, Profile
 from tests.made_up_runs import keep, made_up_run
 from tests.web import PageReader
 
+pytestmark = pytest.mark.usefixtures("own_records")
 ALL = (
     *("verdict", "metrics", "ranks", "stragglers", "time", "hosts", "lines", "failures"),
     *("checkpoints", "logs", "software", "parameters"),
 )
-
-
-@pytest.fixture(autouse=True)
-def _own_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
 def view(run: Run) -> View:
