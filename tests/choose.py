@@ -53,7 +53,7 @@ def read(folder: Path, mutants: Iterable[Mutant]) -> dict[str, Test]:
     for mutant in mutants:
         for test in mutant.tests:
             recorded = test.partition("::")[0] if test.startswith(FAST) else test
-            noticed_by.setdefault(recorded, set()).add(mutant.name)
+            noticed_by.setdefault(recorded, set()).add(mutant.breaks)
     found = {}
     for path in folder.glob("*.seconds"):
         for row in path.read_text().splitlines():
