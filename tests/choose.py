@@ -86,7 +86,7 @@ def show_order(tests: Mapping[str, Test], chosen: list[Test], seconds: float) ->
         spent += best.seconds
         if spent > seconds or not best.worth(lines, mutants):
             return
-        names = ", ".join(sorted(best.mutants - mutants)) or "-"
+        names = " ".join(sorted(best.mutants - mutants)) or "-"
         print(f"{spent:6.0f} s {len(best.lines - lines):5} lines {best.name}  {names}")
         lines |= best.lines
         mutants |= best.mutants
