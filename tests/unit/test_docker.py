@@ -17,9 +17,8 @@ from typing import Any
 
 import pytest
 
-from tests.programs import run
+from tests.programs import ROOT, run
 
-ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILES = sorted((ROOT / "docker").glob("*.Dockerfile"))
 COMPOSE = ROOT / "docker" / "compose.yaml"
 ENTRY_POINT = ROOT / "docker" / "entrypoint.sh"

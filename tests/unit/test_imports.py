@@ -14,9 +14,8 @@ import pytest
 
 from horovod_runner.run.import_hooks import IMPORT_HOOKS
 from horovod_runner.worker.imports import hooks
-from tests.programs import run_python
+from tests.programs import ROOT, run_python
 
-ROOT = Path(__file__).parents[2]
 # A framework, as its versions are: `tools` has what hooks change.
 OPS = """
 def add(a, b):

@@ -10,9 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from tests.programs import run
-
-ROOT = Path(__file__).parents[2]
+from tests.programs import ROOT, run
 
 
 @pytest.fixture
