@@ -206,7 +206,7 @@ def migrated(tmp_path: Path) -> Any:
 
 @ON_TENSORFLOW
 def test_an_old_script_fails_with_a_note_and_trains_when_it_is_migrated(
-    tmp_path: Path, migrated: Any, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, migrated: Any
 ) -> None:
     path = tmp_path / "train.py"
     path.write_text(SCRIPT)
