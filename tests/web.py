@@ -67,7 +67,7 @@ class PageReader(HTMLParser):
         self.text = ""
         self.rows: list[list[str]] = []
         self._open: list[str] = []
-        self.feed(page)
+        self.feed(str(page))  # Markup would escape what is added to it
         self.close()
         assert self._open == []
 
