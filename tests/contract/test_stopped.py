@@ -10,7 +10,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -194,14 +194,15 @@ def test_a_stopped_rank_of_a_training_is_named(ranks: Ranks, rank: int) -> None:
 def test_a_fork_server_that_is_stopped_does_not_keep_its_ranks(
     ranks: Ranks, tmp_path: Path
 ) -> None:
-    with training(ranks, tmp_path) as handle:
+    with ExitStack() as stack:
+        stack.callback(end_servers)
+        handle = stack.enter_context(training(ranks, tmp_path))
         family = [processes(tmp_path, rank) for rank in range(2)]
         (server,) = {parents[2] for parents in family}
         with stopped(server):
             (tmp_path / "stop").touch()
             assert handle.result(60) == "done"
             assert ended([process for parents in family for process in parents[:2]])
-    end_servers()
 
 
 @pytest.mark.places("spark", "cluster")
