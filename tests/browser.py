@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 from html import escape, unescape
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import msgspec
 import pytest
 
 from tests.hpc import require
+from tests.programs import run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 _OPTIONS = (
@@ -44,20 +44,8 @@ class Browser:
         """
         self._opened += 1
         profile = self._folder / f"profile-{self._opened}"
-        done = subprocess.run(
-            [
-                str(CHROMIUM),
-                *_OPTIONS,
-                f"--user-data-dir={profile}",
-                "--window-size=1400,1000",
-                "--dump-dom",
-                address,
-            ],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=True,
-        )
+        options = (*_OPTIONS, f"--user-data-dir={profile}", "--window-size=1400,1000")
+        done = run(CHROMIUM, *options, "--dump-dom", address, timeout=120, check=True)
         said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
         return done.stdout, said
 

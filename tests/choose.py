@@ -53,7 +53,7 @@ def read(folder: Path, mutants: Iterable[Mutant]) -> dict[str, Test]:
     for mutant in mutants:
         for test in mutant.tests:
             recorded = test.partition("::")[0] if test.startswith(FAST) else test
-            noticed_by.setdefault(recorded, set()).add(mutant.name)
+            noticed_by.setdefault(recorded, set()).add(mutant.breaks)
     found = {}
     for path in folder.glob("*.seconds"):
         for row in path.read_text().splitlines():
@@ -86,7 +86,7 @@ def show_order(tests: Mapping[str, Test], chosen: list[Test], seconds: float) ->
         spent += best.seconds
         if spent > seconds or not best.worth(lines, mutants):
             return
-        names = ", ".join(sorted(best.mutants - mutants)) or "-"
+        names = " ".join(sorted(best.mutants - mutants)) or "-"
         print(f"{spent:6.0f} s {len(best.lines - lines):5} lines {best.name}  {names}")
         lines |= best.lines
         mutants |= best.mutants

@@ -404,6 +404,32 @@ def hidden(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def mlflow(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """MLflow with a folder as its store, or with a "database", if that is the parameter."""
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    store = (tmp_path / "mlruns").as_uri()
+    if getattr(request, "param", "folder") == "database":  # requires more than mlflow-skinny
+        store = f"sqlite:///{tmp_path}/mlflow.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+    return pytest.importorskip("mlflow")
+
+
+@pytest.fixture
+def own_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list of runs, and their records, are of this test alone."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+@pytest.fixture
+def folder_of_models() -> None:
+    """Files of models stay until the end of the process: a DataFrame may need them at any time."""
+    from horovod_runner.data.scoring import model_file
+
+    model_file._folder()
+
+
+@pytest.fixture
 def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     """No worker, thread, named file or descriptor more than before the test."""
     for name in {"ranks", "spark"} & {*request.fixturenames}:

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,7 @@ from horovod_runner import (
 )
 from tests.cluster.standalone import executor
 from tests.contract.test_end import Calling
+from tests.programs import run_python
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -94,8 +94,7 @@ def test_the_error_says_what_executors_without_the_package_lack(
         if os.path.exists(os.path.join(packages, name)):
             (links / name).symlink_to(os.path.join(packages, name))
     (links / "six.py").symlink_to(os.path.join(packages, "six.py"))
-    script = textwrap.dedent(
-        """
+    script = """
         from pyspark.sql import SparkSession
         from horovod_runner import HorovodRunner
         spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
@@ -106,16 +105,8 @@ def test_the_error_says_what_executors_without_the_package_lack(
         finally:
             spark.stop()
         """
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=400,
-        env={**os.environ, "PYSPARK_PYTHON": str(bare / "bin" / "python")},
-        cwd=tmp_path,
-    )
+    python = {"PYSPARK_PYTHON": str(bare / "bin" / "python")}
+    done = run_python(script, variables=python, cwd=tmp_path)
     assert "the executors' Python has no horovod_runner" in done.stderr
 
 

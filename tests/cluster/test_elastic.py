@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import re
-import subprocess
 import sys
 import textwrap
 import time
@@ -26,6 +25,7 @@ from horovod_runner import (
 )
 from tests.cluster.standalone import Place, StandaloneCluster, executor
 from tests.cluster.test_cluster import Killing
+from tests.programs import run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -133,9 +133,7 @@ def run_script(cluster: StandaloneCluster, folder: Path, script: str, **settings
         + textwrap.dedent(script)
         + "session.stop()\n"
     )
-    done = subprocess.run(
-        [sys.executable, str(path)], capture_output=True, text=True, check=False, timeout=300
-    )
+    done = run(sys.executable, path)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

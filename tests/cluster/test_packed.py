@@ -20,6 +20,7 @@ import pyspark
 import pytest
 
 from tests.cluster.standalone import Place, StandaloneCluster
+from tests.programs import ROOT, run
 
 # Without an import of torch, which takes each process of the tests seconds.
 _TORCH = runpy.run_path(str(Path(find_spec("torch").origin or "").with_name("version.py")))
@@ -28,7 +29,6 @@ pytestmark = [
     pytest.mark.horovod,
     pytest.mark.skipif(bool(_TORCH["cuda"]), reason="torch for GPUs takes minutes to pack"),
 ]
-ROOT = Path(__file__).parents[2]
 NEEDED = ["torch", "numpy", "pandas", "pyarrow", "cloudpickle", "msgspec", "psutil", "pyzmq"]
 NEEDED += ["tqdm", "packaging", "PyYAML", "venv-pack"]
 OURS = {"horovod", "horovod_runner", "horovod-runner"}
@@ -90,17 +90,11 @@ def test_archives_and_py_files_bring_what_executors_lack(packed: Path, tmp_path:
         """)
     )
     with StandaloneCluster(tmp_path, [Place()]) as cluster:
-        done = subprocess.run(
-            [
-                str(Path(pyspark.__file__).parent / "bin" / "spark-submit"),
-                *("--master", cluster.master, "--executor-memory", "512m"),
-                *("--py-files", str(helper), "--archives", f"{packed}#environment"),
-                str(script),
-            ],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=500,
+        done = run(
+            Path(pyspark.__file__).parent / "bin" / "spark-submit",
+            *("--master", cluster.master, "--executor-memory", "512m"),
+            *("--py-files", helper, "--archives", f"{packed}#environment"),
+            script,
             env={
                 **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
                 "PYSPARK_DRIVER_PYTHON": sys.executable,

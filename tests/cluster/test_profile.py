@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pyspark
 import pytest
 
 from tests.cluster.standalone import StandaloneCluster
+from tests.programs import run_python
 
 pytestmark = [pytest.mark.spark, pytest.mark.places("cluster")]
 # In a separate process: a process can have only one application.
@@ -49,14 +47,7 @@ spark.stop()
 )
 def test_a_rank_takes_the_resources_of_the_profile(tmp_path: Path) -> None:
     with StandaloneCluster(tmp_path) as cluster:
-        done = subprocess.run(
-            [sys.executable, "-c", _SCRIPT, cluster.master],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=500,
-            env={**os.environ, "PYSPARK_PYTHON": sys.executable},
-        )
+        done = run_python(_SCRIPT, cluster.master)
     assert done.returncode == 0, done.stderr
     own = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("own ")]
     assert sorted(own) == ["0", "1", "2", "3"]

@@ -22,6 +22,7 @@ from horovod_runner.sinks import Sink
 from horovod_runner.tools.commands import cli
 from tests.conftest import Ranks, await_end, guards_and_ranks
 from tests.contract.test_checkpoints import save_slowly_beside_a_failure
+from tests.programs import await_condition as until
 from tests.unkillable import await_waiting, unkillable
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("nothing_left")]
@@ -48,14 +49,6 @@ class Heard(Sink):
 
     def wait(self) -> None:
         assert self._heard.wait(SECONDS), self.texts
-
-
-def until(condition: Callable[[], object]) -> None:
-    """Wait until a condition holds."""
-    end = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def until_it_is(state: State, handle: RunHandle) -> None:
@@ -130,7 +123,7 @@ def wait_for_ever() -> None:
     threading.Event().wait()
 
 
-@pytest.mark.places("spark")
+@pytest.mark.places("spark", "connect")
 def test_while_it_waits_for_slots(start: Start, give_up: GiveUp) -> None:
     handle = start(1000, int, {"slot_timeout": 600})
     until(registry.running)

@@ -24,9 +24,8 @@ from horovod_runner import (
     save_checkpoint,
 )
 from tests.conftest import Ranks
-from tests.programs import Program
+from tests.programs import ROOT, Program
 
-ROOT = Path(__file__).parents[2]
 _HOUR = 3600.0
 
 

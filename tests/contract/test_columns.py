@@ -190,14 +190,20 @@ def test_the_table_says_what_columns_of_a_dataframe_become_in_a_run_and_in_predi
             predicted(rows, [asked])
 
 
+def options_of(names: list[str], *, by_column: bool = False) -> dict[str, dict[str, Any]]:
+    """The arguments for several columns; padding is named by the part of a batch, or by column."""
+    options: dict[str, dict[str, Any]] = {"pad_ragged": {}, "images": {}}
+    for asked in names:
+        for option, values in asked_for(asked)[1].items():
+            is_of_part = option == "pad_ragged" and not by_column
+            options[option] |= {asked: 0} if is_of_part else values
+    return options
+
+
 def predicted(rows: DataFrame, asked: list[str]) -> dict[str, str]:
     """What the model of `predict` gets for some columns of the table."""
-    options: dict[str, dict[str, Any]] = {"pad_ragged": {}, "images": {}}
-    for each in asked:
-        for option, values in asked_for(each)[1].items():
-            # Padding is named by the part of a batch, and images by the column.
-            options[option] |= dict.fromkeys([each], 0) if option == "pad_ragged" else values
     columns = {each: asked_for(each)[0] for each in asked}
+    options: dict[str, Any] = options_of(asked)
     scored = predict(rows, say, columns, {"p": "string"}, keep=[], batch_size=ROWS, **options)
     said: dict[str, str] = json.loads(scored.first()["p"])
     return said
@@ -237,10 +243,6 @@ def as_arrays(values: Any) -> Any:
 
 def fitted(data: Any, folder: Path, asked: list[str], **options: Any) -> Any:
     """Train a network on some columns of the table."""
-    chosen: dict[str, dict[str, Any]] = {"pad_ragged": {}, "images": {}}
-    for each in asked:
-        for option, values in asked_for(each)[1].items():
-            chosen[option] |= dict.fromkeys([each], 0) if option == "pad_ragged" else values
     x = {each: asked_for(each)[0] for each in asked}
     return fit(
         net(folder, asked),
@@ -251,7 +253,7 @@ def fitted(data: Any, folder: Path, asked: list[str], **options: Any) -> Any:
         optimizer=descent,
         global_batch=ROWS,
         ranks=1,
-        **chosen,
+        **options_of(asked),
         **options,
     )
 
@@ -314,20 +316,15 @@ def test_an_estimator_and_its_model_get_what_fit_gets(ranks: Ranks, tmp_path: Pa
     expected = {asked: cell for asked, cell in stated.items() if cell != "error"}
     padded = [asked for asked in expected if asked.endswith(", padded")]
     for names in (sorted(expected.keys() - padded), padded):
-        columns = [asked_for(asked) for asked in names]
-        options: dict[str, Any] = {"pad_ragged": {}, "images": {}}
-        for _, given in columns:
-            for option, values in given.items():
-                options[option] |= values
         model = TorchEstimator(
             np=1,
             model=net(tmp_path, names),
             loss=mean_square,
             optimizer=descent,
-            feature_cols=[name for name, _ in columns],
+            feature_cols=[asked_for(asked)[0] for asked in names],
             labelCol="number",
             batch_size=ROWS,
-            **options,
+            **options_of(names, by_column=True),
         ).fit(rows)
         wanted = {asked: expected[asked] for asked in names}
         assert json.loads((tmp_path / "fit.json").read_text()) == wanted

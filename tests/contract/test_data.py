@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from horovod_runner import DataError, RankFailedError, SerializationError, log_to_driver
+from horovod_runner import DataError, RankFailedError, log_to_driver
 from horovod_runner.common.spark_session import with_fixed_files
 from horovod_runner.data import Shard, evaluate, packed, parquet, petastorm
 from tests.conftest import Ranks, own_files
@@ -269,16 +269,6 @@ def test_columns_may_have_dots_in_their_names(ranks: Ranks) -> None:
 
     columns = ranks.run(1, main, train=given)
     assert sorted(zip(*columns, strict=True)) == [(10, 1, 5), (20, 2, 6)]
-
-
-@pytest.mark.places("spark", "connect")
-def test_a_dataframe_that_main_captures_is_refused(ranks: Ranks) -> None:
-    assert ranks.spark is not None
-    frame = ranks.spark.range(3)
-    with pytest.raises(
-        SerializationError, match=r"count -> self .*DataFrame .*run\(main, train=df\)"
-    ):
-        ranks.run(2, frame.count)
 
 
 @pytest.mark.places("spark", "cluster")

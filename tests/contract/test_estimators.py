@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from horovod_runner import DataError
-from horovod_runner.data.scoring import model_file
 from tests.conftest import Ranks
 from tests.preload import ALIKE, KERAS_AND_LIGHTNING
 
@@ -25,12 +24,6 @@ pytestmark = [
 on_classic_spark = pytest.mark.places("spark")
 
 ROWS = 203
-
-
-@pytest.fixture
-def folder_of_models() -> None:
-    """Files of models stay until the end of the process: a DataFrame may need them at any time."""
-    model_file._folder()
 
 
 WARM = {"preload_frameworks": ["horovod.torch"], "env": ALIKE}

@@ -11,7 +11,6 @@ import resource
 import signal
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 from collections.abc import Iterator
@@ -22,8 +21,6 @@ import psutil
 import pytest
 
 from horovod_runner import (
-    ClusterConfig,
-    HorovodRunner,
     LaunchError,
     RankFailedError,
     log_to_driver,
@@ -34,6 +31,7 @@ from horovod_runner.wire.link import Link
 from horovod_runner.worker import context
 from tests.conftest import Ranks
 from tests.control_groups import memory_limit
+from tests.programs import run_python
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("nothing_left")]
 
@@ -162,8 +160,7 @@ def test_a_full_disk_is_named_and_costs_nothing_but_what_it_cannot_hold(
     small_disk: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("large_disk")
-    script = textwrap.dedent(
-        """
+    script = """
         import os
         from horovod_runner import DebugConfig, HorovodRunner, RankFailedError, LaunchError
         def trace():
@@ -186,16 +183,7 @@ def test_a_full_disk_is_named_and_costs_nothing_but_what_it_cannot_hold(
             except (RankFailedError, LaunchError) as error:
                 print(f"case {number}: {type(error).__name__} {error}")
         """
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=400,
-        cwd=folder,
-        env={**os.environ, "TMPDIR": str(small_disk)},
-    )
+    done = run_python(script, cwd=folder, variables={"TMPDIR": str(small_disk)})
     told = [line for line in done.stdout.splitlines() if line.startswith("case ")]
     assert len(told) == 4, done.stderr
     assert told[0] == "case 0: well"
@@ -331,19 +319,6 @@ def test_an_exception_is_raised_though_rank_0_has_returned(ranks: Ranks, tmp_pat
 
     with pytest.raises(ValueError, match="after rank 0"):
         ranks.run(2, main)
-
-
-def test_a_failure_inside_hvd_init_is_told_as_an_abort() -> None:
-    def main() -> None:
-        import horovod.torch as hvd
-
-        if os.environ["HOROVOD_RANK"] == "1":
-            os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"] += "wrong"
-        hvd.init()
-
-    with pytest.raises(RankFailedError, match=r"rank 1 of 2.*SIGABRT.*hvd\.init\(\)") as caught:
-        HorovodRunner(np=-2, cluster_config=ClusterConfig(cpu_collectives="gloo")).run(main)
-    assert caught.value.exit_code == -signal.SIGABRT
 
 
 @pytest.mark.places("local")

@@ -11,6 +11,7 @@ import pytest
 
 from horovod_runner import CancelledError, RankFailedError, SlotError, log_to_driver, report
 from tests.conftest import Ranks
+from tests.programs import await_condition as until
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("nothing_left")]
 SECONDS = 60.0
@@ -23,14 +24,6 @@ def wait_for(path: str) -> int:
     while not os.path.exists(path):
         time.sleep(0.01)
     return int(os.environ["RANK"])
-
-
-def until(condition: object) -> None:
-    """Wait until a condition holds."""
-    end = time.monotonic() + SECONDS
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_the_caller_goes_on_while_the_ranks_run(ranks: Ranks, tmp_path: Path) -> None:

@@ -259,7 +259,3 @@ def test_stacks_are_shown_on_request_and_the_run_goes_on(ranks: Ranks, tmp_path:
     told = shown.getvalue()
     assert re.search(r"Stack of ranks 0-1:|Stack of rank 0:[^$]*Stack of rank 1:", told)
     assert re.search(r'test_hang.py", line \d+ in main', told)
-
-
-def test_asking_for_stacks_without_a_run_does_nothing(ranks: Ranks) -> None:
-    ranks.runner(1).dump_stacks()

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 from horovod_runner import DataError
-from horovod_runner.data.scoring import model_file
 from horovod_runner.worker.imports import replacements
 from tests.preload import KERAS_AND_LIGHTNING, TORCH
 
@@ -43,12 +42,6 @@ def horovod_spark() -> Iterator[None]:
     for name in [name for name in sys.modules if name.startswith("horovod.spark")]:
         del sys.modules[name]
     replacements._installed.clear()
-
-
-@pytest.fixture
-def folder_of_models() -> None:
-    """Files of models stay until the end of the process: a DataFrame may need them at any time."""
-    model_file._folder()
 
 
 class InAProcess:

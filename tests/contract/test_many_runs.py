@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import threading
-from pathlib import Path
 
 import psutil
 import pytest
@@ -30,7 +29,7 @@ def train(fail: bool) -> bytes:
 
 
 # Slow: what a run leaves shows only after some dozens of them.
-def test_run_after_run_leaves_nothing(tmp_path: Path) -> None:
+def test_run_after_run_leaves_nothing() -> None:
     own, sizes, counts = psutil.Process(), [], []
     for number in range(_RUNS):
         runner = HorovodRunner(np=-1, sinks=[Sink()], gpus_per_rank=0)

@@ -5,10 +5,9 @@ ZeroMQ ends a process that can open no more files, so each case runs in its own 
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
+
+from tests.programs import run_python
 
 _RUN = """
 import faulthandler, os, resource, sys
@@ -43,13 +42,7 @@ def run(np: int | tuple[int, int], limit: int, taken: int = 0) -> str:
     Returns:
         What the process printed, or the last line of its error.
     """
-    done = subprocess.run(
-        [sys.executable, "-c", _RUN, repr((np, limit, taken))],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-    )
+    done = run_python(_RUN, repr((np, limit, taken)))
     assert done.returncode in (0, 1), done.stderr  # and no signal
     if done.returncode:
         assert "rank  host" not in done.stderr  # nothing was launched

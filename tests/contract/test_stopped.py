@@ -9,21 +9,20 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
-from horovod_runner import CancelledError, HangError, RankFailedError, log_to_driver
+from horovod_runner import CancelledError, HangError, RankFailedError, RunHandle, log_to_driver
 from horovod_runner.common.limits import Limits
 from tests.conftest import Ranks
 from tests.contract.test_warm import end_servers, ended
-from tests.programs import Program
+from tests.programs import ROOT, Program, await_condition
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("nothing_left")]
-_ROOT = Path(__file__).parents[2]
 #: Short where a stopped process is waited for.
 _LIMITS = Limits(
     silent_task=3.0,
@@ -56,14 +55,6 @@ def _write(path: Path, text: str) -> None:
     path.with_suffix(".part").replace(path)
 
 
-def await_condition(condition: Callable[[], object]) -> None:
-    """Wait for something that a process does."""
-    end = time.monotonic() + 100
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
 def await_rounds(folder: Path, count: int) -> None:
     """Wait until both ranks have gone on for some more rounds of a tenth of a second."""
     before = [int((folder / f"rounds-{rank}").read_text()) for rank in range(2)]
@@ -80,6 +71,16 @@ def processes(folder: Path, rank: int) -> list[psutil.Process]:
     path = folder / f"rank-{rank}"
     await_condition(path.exists)
     return [psutil.Process(int(pid)) for pid in path.read_text().split()]
+
+
+@contextmanager
+def training(ranks: Ranks, folder: Path) -> Iterator[RunHandle]:
+    """A run of two ranks, which does not outlast the block."""
+    handle = ranks.runner(2, limits=_LIMITS).start(train, folder=str(folder))
+    try:
+        yield handle
+    finally:
+        handle.cancel()
 
 
 @contextmanager
@@ -120,7 +121,7 @@ def test_a_driver_that_was_stopped_accuses_nobody(ranks: Ranks, tmp_path: Path) 
     )
     program = [sys.executable, "-c", script]
     with Program(
-        program, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=_ROOT
+        program, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT
     ) as driver:
         for rank in range(2):
             processes(tmp_path, rank)
@@ -141,15 +142,12 @@ def test_a_driver_that_was_stopped_accuses_nobody(ranks: Ranks, tmp_path: Path) 
 @pytest.mark.places("local", "spark")
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_whose_guard_is_stopped_still_ends(ranks: Ranks, rank: int, tmp_path: Path) -> None:
-    handle = ranks.runner(2, limits=_LIMITS).start(train, folder=str(tmp_path))
-    try:
+    with training(ranks, tmp_path) as handle:
         _, guard, *_ = processes(tmp_path, rank)
         processes(tmp_path, 1 - rank)
         with stopped(guard):
             (tmp_path / "stop").touch()
             assert handle.result(60) == "done"
-    finally:
-        handle.cancel()
     assert handle.run is not None
     told = " ".join(line.text for line in handle.run.logs)
     assert f"rank {rank}: the process has ended, and its guard (process {guard.pid})" in told
@@ -162,8 +160,7 @@ def test_a_rank_whose_guard_is_stopped_still_ends(ranks: Ranks, rank: int, tmp_p
 def test_a_run_of_which_a_process_is_stopped_can_be_cancelled(
     ranks: Ranks, which: str, rank: int, tmp_path: Path
 ) -> None:
-    handle = ranks.runner(2, limits=_LIMITS).start(train, folder=str(tmp_path))
-    try:
+    with training(ranks, tmp_path) as handle:
         worker, guard, *_ = processes(tmp_path, rank)
         others = processes(tmp_path, 1 - rank)[:2]
         with stopped(worker if which == "worker" else guard):
@@ -171,8 +168,6 @@ def test_a_run_of_which_a_process_is_stopped_can_be_cancelled(
             with pytest.raises(CancelledError):
                 handle.result(60)
             assert ended([worker, guard, *others])
-    finally:
-        handle.cancel()
 
 
 @pytest.mark.horovod
@@ -199,24 +194,21 @@ def test_a_stopped_rank_of_a_training_is_named(ranks: Ranks, rank: int) -> None:
 def test_a_fork_server_that_is_stopped_does_not_keep_its_ranks(
     ranks: Ranks, tmp_path: Path
 ) -> None:
-    handle = ranks.runner(2, limits=_LIMITS).start(train, folder=str(tmp_path))
-    try:
+    with ExitStack() as stack:
+        stack.callback(end_servers)
+        handle = stack.enter_context(training(ranks, tmp_path))
         family = [processes(tmp_path, rank) for rank in range(2)]
         (server,) = {parents[2] for parents in family}
         with stopped(server):
             (tmp_path / "stop").touch()
             assert handle.result(60) == "done"
             assert ended([process for parents in family for process in parents[:2]])
-    finally:
-        handle.cancel()
-        end_servers()
 
 
 @pytest.mark.places("spark", "cluster")
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_whose_task_is_stopped_is_named(ranks: Ranks, rank: int, tmp_path: Path) -> None:
-    handle = ranks.runner(2, limits=_LIMITS).start(train, folder=str(tmp_path))
-    try:
+    with training(ranks, tmp_path) as handle:
         worker, guard, task, *_ = processes(tmp_path, rank)
         others = processes(tmp_path, 1 - rank)[:2]
         with stopped(task):
@@ -224,14 +216,11 @@ def test_a_rank_whose_task_is_stopped_is_named(ranks: Ranks, rank: int, tmp_path
             assert isinstance(error, RankFailedError)
             assert re.search(rf"rank {rank} .* was lost.* stopped \(SIGSTOP", str(error))
             assert ended([worker, guard, *others])  # Spark kills the task
-    finally:
-        handle.cancel()
 
 
 @pytest.mark.places("cluster")
 def test_a_run_whose_executor_is_stopped_can_be_cancelled(ranks: Ranks, tmp_path: Path) -> None:
-    handle = ranks.runner(2, limits=_LIMITS).start(train, folder=str(tmp_path))
-    try:
+    with training(ranks, tmp_path) as handle:
         family = [processes(tmp_path, rank) for rank in range(2)]
         executor = next(each for each in family[0] if "java" in each.name())
         with stopped(executor):
@@ -240,5 +229,3 @@ def test_a_run_whose_executor_is_stopped_can_be_cancelled(ranks: Ranks, tmp_path
             assert not handle.done()  # their values cannot come back
             handle.cancel()
             assert isinstance(handle.exception(60), CancelledError)
-    finally:
-        handle.cancel()

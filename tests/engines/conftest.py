@@ -6,19 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.engines import EngineError
 from tests.engines import hadoop as engine
+from tests.engines import required
 from tests.engines.hadoop import Hadoop
 
 
 @pytest.fixture(scope="session")
 def hadoop() -> Iterator[Hadoop]:
     """HDFS and YARN; this process uses them."""
-    with pytest.MonkeyPatch.context() as patch:
-        try:
-            with engine.running() as hadoop:
-                for name, value in hadoop.environment.items():
-                    patch.setenv(name, value)
-                yield hadoop
-        except EngineError as error:
-            pytest.exit(str(error), returncode=1)
+    with pytest.MonkeyPatch.context() as patch, required(engine.running()) as hadoop:
+        for name, value in hadoop.environment.items():
+            patch.setenv(name, value)
+        yield hadoop

@@ -30,8 +30,8 @@ import psutil
 from tests.engines import EngineError
 from tests.engines.maven import provide_jars
 from tests.engines.versions import HADOOP
+from tests.programs import ROOT, run
 
-ROOT = Path(__file__).parents[2]
 HOST = "127.0.0.1"
 _START_SECONDS = 180
 _NODE_MB = 8192
@@ -170,12 +170,7 @@ class Hadoop:
     def start(self) -> None:
         """Format HDFS, start all daemons, and wait until they serve."""
         name_node = f"{HDFS}.namenode.NameNode"
-        formatted = subprocess.run(
-            [*self._java(name_node), "-format", "-force"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        formatted = run(*self._java(name_node), "-format", "-force")
         if formatted.returncode:
             raise EngineError(f"Hadoop: HDFS cannot be formatted: {formatted.stderr[-500:]}")
         self._start("namenode", self._java(name_node), "NameNode RPC up at")
@@ -247,9 +242,7 @@ class Hadoop:
 
     def command(self, class_: str, *words: str) -> subprocess.CompletedProcess[str]:
         """Run a command of Hadoop's by its class, as `yarn` and `hdfs` do."""
-        return subprocess.run(
-            [*self._java(class_), *words], capture_output=True, text=True, check=False
-        )
+        return run(*self._java(class_), *words)
 
 
 def _java_home() -> str:

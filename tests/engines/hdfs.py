@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from tests import programs
 from tests.engines import EngineError
 from tests.engines.hadoop import (
     HDFS,
@@ -117,13 +118,7 @@ class Cluster:
 
 def run(command: Sequence[str], variables: Mapping[str, str]) -> str:
     """Run a command; returns its output. Raises EngineError where it fails."""
-    done = subprocess.run(
-        command,
-        env={**os.environ, "PATH": _PATH, **variables},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = programs.run(*command, variables={"PATH": _PATH, **variables})
     if done.returncode:
         raise EngineError(f"{command[-2:]}: {done.stdout[-300:]}{done.stderr[-700:]}")
     return done.stdout

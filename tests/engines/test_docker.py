@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.engines import EngineError
+from tests.engines import EngineError, required
 from tests.engines import docker as engine
 from tests.engines.docker import COMPOSE, IMAGE, Docker
 
@@ -26,12 +26,9 @@ WITH_SPARK = ("horovod-runner", "doctor", "--master=local[2]")
 @pytest.fixture(scope="module")
 def docker() -> Iterator[Docker]:
     """The engine, with the image of this checkout."""
-    try:
-        with engine.running() as docker:
-            engine.digits_image(docker)
-            yield docker
-    except EngineError as error:
-        pytest.exit(str(error), returncode=1)
+    with required(engine.running()) as docker:
+        engine.digits_image(docker)
+        yield docker
 
 
 def in_container(docker: Docker, *words: str) -> subprocess.CompletedProcess[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context
@@ -17,9 +16,10 @@ from horovod_runner import CheckpointError, DataError, load_checkpoint, save_che
 from horovod_runner.data import parquet
 from horovod_runner.host.folders.opening import open_folder
 from tests.conftest import Ranks
-from tests.engines import EngineError, hdfs
+from tests.engines import hdfs, required
 from tests.engines.hadoop import Hadoop
 from tests.engines.hdfs import Cluster
+from tests.programs import await_condition as until
 from tests.stores.any_store import AnyStore
 
 pytestmark = [pytest.mark.places("yarn"), pytest.mark.timeout(600)]
@@ -42,26 +42,51 @@ def test_a_process_that_has_used_hdfs_can_fork(hadoop: Hadoop) -> None:
     assert child.exitcode == 0
 
 
+def train(steps: int, wait: Callable[[], None]) -> int:
+    """Save a checkpoint at each step, from the one after the last on; returns the first of them.
+
+    Args:
+        steps: the last of them.
+        wait: called on rank 0 before step 2.
+    """
+    import horovod.torch as hvd
+
+    hvd.init()
+    found = load_checkpoint()
+    first = found.step + 1 if found else 1
+    for step in range(first, steps + 1):
+        if step == 2 and hvd.rank() == 0:
+            wait()
+        save_checkpoint({"step": step, "bytes": os.urandom(20_000_000)}, step)
+        hvd.barrier()
+    return first
+
+
+def check_checkpoints_through(
+    change: Callable[[], None], wait: Callable[[], None], url: str, url_afterwards: str
+) -> None:
+    """Servers change while two ranks train: no checkpoint is lost, and the training resumes."""
+    kept = {"checkpoint_dir": url, "num_to_keep": None}
+    runner = Ranks("local").runner(2, **kept)
+    with ThreadPoolExecutor(1) as pool:
+        changed = pool.submit(change)
+        assert runner.run(train, steps=3, wait=wait) == 1
+        changed.result()
+    assert [each.load()["step"] for each in runner.last_run.checkpoints] == [1, 2, 3]
+    kept["checkpoint_dir"] = url_afterwards
+    assert Ranks("local").runner(2, resume=True, **kept).run(train, steps=4, wait=wait) == 4
+
+
 @pytest.mark.parametrize("name", ["datanode", "namenode"])
 def test_a_server_restarts_while_a_checkpoint_is_written(
     hadoop: Hadoop, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = f"{hadoop.url}/restart-of-{name}"
-    kept = {"checkpoint_dir": url, "num_to_keep": None}
+    held = hadoop.daemons["datanode"].pid
 
-    def train(steps: int, held: int) -> int:
-        import horovod.torch as hvd
-
-        hvd.init()
-        found = load_checkpoint()
-        first = found.step + 1 if found else 1
-        for step in range(first, steps + 1):
-            if held and step == 2 and hvd.rank() == 0:
-                until(lambda: any("step-1-" in each for each in markers(url)))
-                os.kill(held, signal.SIGSTOP)  # the next file is begun, and gets no further
-            save_checkpoint({"step": step, "bytes": os.urandom(20_000_000)}, step)
-            hvd.barrier()
-        return first
+    def hold() -> None:
+        until(lambda: any("step-1-" in each for each in markers(url)))
+        os.kill(held, signal.SIGSTOP)  # the next file is begun, and gets no further
 
     def restart() -> None:
         folder = open_folder(url)
@@ -70,24 +95,15 @@ def test_a_server_restarts_while_a_checkpoint_is_written(
         if name == "namenode":
             hadoop.daemons["datanode"].kill(signal.SIGCONT)
 
-    runner = Ranks("local").runner(2, **kept)
-    with ThreadPoolExecutor(1) as pool:
-        restarted = pool.submit(restart)
-        assert runner.run(train, steps=3, held=hadoop.daemons["datanode"].pid) == 1
-        restarted.result()
-    assert [each.load()["step"] for each in runner.last_run.checkpoints] == [1, 2, 3]
+    check_checkpoints_through(restart, hold, url, url)
     assert "could not be written" not in capsys.readouterr().err
-    assert Ranks("local").runner(2, resume=True, **kept).run(train, steps=4, held=0) == 4
 
 
 @pytest.fixture(scope="module")
 def name_nodes() -> Iterator[Cluster]:
     """Two NameNodes."""
-    try:
-        with hdfs.two_name_nodes() as cluster:
-            yield cluster
-    except EngineError as error:
-        pytest.exit(str(error), returncode=1)
+    with required(hdfs.two_name_nodes()) as cluster:
+        yield cluster
 
 
 def test_the_other_name_node_takes_the_next_checkpoints(
@@ -95,20 +111,9 @@ def test_the_other_name_node_takes_the_next_checkpoints(
 ) -> None:
     monkeypatch.setenv("HADOOP_CONF_DIR", str(name_nodes.conf))
     url = f"{name_nodes.url}/checkpoints"
-    kept = {"checkpoint_dir": url, "num_to_keep": None}
 
-    def train(steps: int) -> int:
-        import horovod.torch as hvd
-
-        hvd.init()
-        found = load_checkpoint()
-        first = found.step + 1 if found else 1
-        for step in range(first, steps + 1):
-            if step == 2 and hvd.rank() == 0:
-                until(lambda: open_folder(url).size("nn2-is-active") is not None)
-            save_checkpoint({"step": step}, step)
-            hvd.barrier()
-        return first
+    def wait() -> None:
+        until(lambda: open_folder(url).size("nn2-is-active") is not None)
 
     def fail_over() -> None:
         folder = open_folder(url)
@@ -116,25 +121,15 @@ def test_the_other_name_node_takes_the_next_checkpoints(
         hdfs.fail_over(name_nodes)
         folder.write("nn2-is-active", b"")
 
-    runner = Ranks("local").runner(2, **kept)
-    with ThreadPoolExecutor(1) as pool:
-        done = pool.submit(fail_over)
-        assert runner.run(train, steps=3) == 1
-        done.result()
-    assert [each.load()["step"] for each in runner.last_run.checkpoints] == [1, 2, 3]
     # The first NameNode of the list is gone; `fs.defaultFS` names the service.
-    kept["checkpoint_dir"] = "hdfs:///checkpoints"
-    assert Ranks("local").runner(2, resume=True, **kept).run(train, steps=4) == 4
+    check_checkpoints_through(fail_over, wait, url, "hdfs:///checkpoints")
 
 
 @pytest.fixture(scope="module")
 def kerberos() -> Iterator[Cluster]:
     """HDFS that knows its users by Kerberos alone."""
-    try:
-        with hdfs.with_kerberos() as cluster:
-            yield cluster
-    except EngineError as error:
-        pytest.exit(str(error), returncode=1)
+    with required(hdfs.with_kerberos()) as cluster:
+        yield cluster
 
 
 @pytest.fixture
@@ -193,11 +188,3 @@ def markers(url: str) -> list[str]:
     """The names of the markers of complete checkpoints in a folder."""
     names = open_folder(url).names()
     return [each for each in names if each.startswith("checkpoint-") and each.endswith(".json")]
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for what others do, at most two minutes."""
-    end = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)

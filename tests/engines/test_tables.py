@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +21,7 @@ from tests.engines import EngineError
 from tests.engines.maven import provide_jars
 from tests.engines.versions import DELTA, ICEBERG
 from tests.places import DAEMON, classic_session
+from tests.programs import await_condition
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -242,7 +242,7 @@ def read_ids(train: Shard, events: str = "") -> list[list[list[tuple[int, float]
             seen += zip(batch["id"][:real].tolist(), batch["x"][:real].tolist(), strict=True)
             if events and epoch == 0 and step == 2:
                 Path(events, f"rank-{hvd.rank()}").touch()
-                _await(lambda: Path(events, "go").exists())
+                await_condition(Path(events, "go").exists, _EVENT_SECONDS)
                 if Path(events, "fail").exists():
                     hvd.barrier()
                     Path(events, "fail").unlink(missing_ok=True)
@@ -250,13 +250,6 @@ def read_ids(train: Shard, events: str = "") -> list[list[list[tuple[int, float]
         epochs.append(seen)
     gathered: list[list[list[tuple[int, float]]]] = hvd.allgather_object(epochs)
     return gathered
-
-
-def _await(happened: Callable[[], bool]) -> None:
-    end = time.monotonic() + _EVENT_SECONDS
-    while not happened():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def rows_while_spark_commits(
@@ -268,7 +261,9 @@ def rows_while_spark_commits(
             Path(events, "fail").touch()
         handle = runner.start(read_ids, train=data, events=events)
         try:
-            _await(lambda: handle.done() or len([*Path(events).glob("rank-*")]) == 2)
+            await_condition(
+                lambda: handle.done() or len([*Path(events).glob("rank-*")]) == 2, _EVENT_SECONDS
+            )
             for commit in commits:
                 tables.spark.sql(commit)
             Path(events, "go").touch()

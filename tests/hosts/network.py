@@ -25,6 +25,8 @@ from pathlib import Path
 
 import psutil
 
+from tests.programs import run
+
 ADDRESSES = {
     "driver": "10.77.0.1",
     "master": "10.77.0.2",
@@ -60,12 +62,7 @@ def missing() -> str:
     absent = [tool for tool in _TOOLS if shutil.which(tool) is None]
     if absent:
         return f"no {', '.join(absent)} on PATH: install iproute2 and util-linux"
-    tried = subprocess.run(
-        ["unshare", *_NAMESPACES, "sh", "-c", "mount -t sysfs sysfs /sys"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    tried = run("unshare", *_NAMESPACES, "sh", "-c", "mount -t sysfs sysfs /sys")
     if tried.returncode:
         return f"network namespaces are not allowed here (root may): {tried.stderr.strip()}"
     return ""
@@ -104,9 +101,7 @@ class Host:
 
     def ip(self, command: str) -> None:
         """Run ``ip`` on this host."""
-        done = subprocess.run(
-            [*self.enter, "ip", *command.split()], capture_output=True, text=True, check=False
-        )
+        done = run(*self.enter, "ip", *command.split())
         if done.returncode:
             raise RuntimeError(f"ip {command} on {self.name}: {done.stderr.strip()}")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -28,6 +27,7 @@ from tests.conftest import runs
 from tests.hosts.drive import Driver
 from tests.hosts.network import ADDRESSES, NOWHERE, SECOND, Network, missing
 from tests.places import DAEMON
+from tests.programs import run
 
 pytestmark = [pytest.mark.spark, pytest.mark.horovod, pytest.mark.places("hosts")]
 
@@ -262,12 +262,7 @@ def test_ranks_of_one_host_need_no_ipv4_network(network: Network) -> None:
         "from horovod_runner import HorovodRunner; from tests.hosts.test_hosts import meet; "
         "print(HorovodRunner(np=-2).run(meet)[1]['total'])"
     )
-    done = subprocess.run(
-        [*network.ipv6.enter, sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run(*network.ipv6.enter, sys.executable, "-c", script)
     assert done.stdout.splitlines()[-1:] == ["3.0"], done.stderr
 
 

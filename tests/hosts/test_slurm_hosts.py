@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.hosts.network import ADDRESSES, Host, Network, missing
-from tests.hpc import PROGRAM, ROOT, require_slurm, slurm
+from tests.hpc import PROGRAM, ROOT, require_slurm, slurm, start
 
 pytestmark = [pytest.mark.horovod, pytest.mark.places("hosts")]
 _SCRIPT = """
@@ -86,21 +85,9 @@ def on_login_node(
 
         def run(*command: str) -> subprocess.CompletedProcess[str]:
             allocate = ("salloc", "--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--overcommit")
-            return subprocess.run(
-                [*network.driver.enter, *allocate, *command],
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=400,
-                env={
-                    **os.environ,
-                    **environment,
-                    "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}:/usr/sbin",
-                    "PYTHONPATH": str(ROOT),
-                    # By default Open MPI also uses docker0, which leads to no other host.
-                    "OMPI_MCA_btl_tcp_if_include": "eth0",
-                },
-            )
+            # By default Open MPI also uses docker0, which leads to no other host.
+            variables = {**environment, "OMPI_MCA_btl_tcp_if_include": "eth0"}
+            return start(*network.driver.enter, *allocate, *command, **variables)
 
         yield run
 
@@ -166,20 +153,8 @@ def test_the_job_of_the_examples_has_four_ranks_on_each_of_four_nodes(
         ) as environment,
     ):
         batch = ("sbatch", "--wait", str(ROOT / "examples" / "train.sbatch"))
-        done = subprocess.run(
-            [*network.driver.enter, *batch],
-            capture_output=True,
-            text=True,
-            check=False,
-            cwd=tmp_path,
-            timeout=400,
-            env={
-                **os.environ,
-                **environment,
-                "VENV": str(Path(sys.executable).parent.parent),
-                "PYTHONPATH": str(ROOT),
-            },
-        )
+        variables = {**environment, "VENV": str(Path(sys.executable).parent.parent)}
+        done = start(*network.driver.enter, *batch, directory=tmp_path, **variables)
     said = "".join(path.read_text() for path in tmp_path.glob("digits-*.out"))
     assert done.returncode == 0, done.stderr + said
     found = re.findall(r"rank (\d+) of 16, local (\d) of 4, on (\S+)", said)

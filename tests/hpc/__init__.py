@@ -12,8 +12,8 @@ import pytest
 
 from horovod_runner.tools.horovod_build import toolchain
 from tests.hpc import slurm
+from tests.programs import ROOT, run
 
-ROOT = Path(__file__).parents[2]
 PROGRAM = str(ROOT / "tests" / "hpc" / "program.py")
 # Not the mpirun of the mpich package, which is among the scripts of this environment.
 _MPIRUN = shutil.which("mpirun", path=toolchain.tool_path(scripts_first=False))
@@ -42,17 +42,6 @@ def start(
 ) -> subprocess.CompletedProcess[str]:
     """Run a command with this environment's scripts in PATH, and wait for its end."""
     scripts = str(Path(sys.executable).parent)
-    return subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=500,
-        cwd=directory,
-        env={
-            **os.environ,
-            "PATH": f"{scripts}:{os.environ['PATH']}:/usr/sbin",
-            "PYTHONPATH": str(ROOT),
-            **environment,
-        },
-    )
+    path = f"{scripts}:{os.environ['PATH']}:/usr/sbin"
+    variables = {"PATH": path, "PYTHONPATH": str(ROOT), **environment}
+    return run(*command, cwd=directory, variables=variables)

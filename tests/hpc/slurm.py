@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.programs import run
+
 COMMANDS = ("munged", "slurmctld", "slurmd", "srun", "sbatch")
 _START_SECONDS = 180.0
 
@@ -142,7 +144,7 @@ def running(
         start(controller, "slurmctld", "-D", "-c", "-f", str(configuration))
         for node in nodes:
             start(node, "slurmd", "-D", "-f", str(configuration), "-N", node.name)
-        idle = "\n".join(["idle"] * len(nodes)).encode()
+        idle = "\n".join(["idle"] * len(nodes))
         _wait_for(lambda: _sinfo(environment, controller).strip() == idle, folder)
         yield environment
     finally:
@@ -156,13 +158,9 @@ def running(
                 process.wait()
 
 
-def _sinfo(environment: dict[str, str], controller: Node) -> bytes:
-    return subprocess.run(
-        [*controller.enter, "sinfo", "--noheader", "--Node", "--format=%T"],
-        env={**os.environ, **environment},
-        capture_output=True,
-        check=False,
-    ).stdout
+def _sinfo(environment: dict[str, str], controller: Node) -> str:
+    words = ("sinfo", "--noheader", "--Node", "--format=%T")
+    return run(*controller.enter, *words, variables=environment).stdout
 
 
 def _wait_for(ready: Callable[[], bool], folder: Path) -> None:
@@ -183,13 +181,8 @@ def _wait_for(ready: Callable[[], bool], folder: Path) -> None:
 
 def allocate(environment: dict[str, str], tasks: int) -> dict[str, str]:
     """Get an allocation that lasts as long as Slurm; returns its environment variables."""
-    done = subprocess.run(
-        ["salloc", "--no-shell", f"--ntasks={tasks}", "--overcommit"],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    words = ("salloc", "--no-shell", f"--ntasks={tasks}", "--overcommit")
+    done = run(*words, variables=environment, check=True)
     match = re.search(r"job allocation (\d+)", done.stderr)
     assert match, done.stderr
     return {

@@ -68,7 +68,7 @@ def task(rows):
 spark = SparkSession.builder.master("local[4]").config("spark.ui.enabled", "false").getOrCreate()
 print("tasks:", spark.sparkContext.parallelize(range(4), 4).barrier().mapPartitions(task).count())
 """
-    done = start(sys.executable, "-c", code, PYSPARK_PYTHON=sys.executable)
+    done = start(sys.executable, "-c", code)
     assert "tasks: 4" in done.stdout, done.stderr
     assert all_ok(done)
 

@@ -5,10 +5,11 @@
     .venv/bin/python -m tests.mutants.run --check          # only report those that do not apply
     .venv/bin/python -m tests.mutants.run --suite quick    # with the tests of the quick suite alone
     .venv/bin/python -m tests.mutants.run --sample 1:80    # 80 of them
+    .venv/bin/python -m tests.mutants.run --only "order"   # those with this in `breaks`
 
 Each mutant is a table in one of the TOML files beside this one:
 
-    breaks  what a user would suffer from
+    breaks  what a user would suffer from; no other mutant has the same
     where   the function or class to change, as in a pytest id: "package/file.py::Class::method";
             or just the file, for code outside of functions
     old     an expression, or consecutive statements, that occur there exactly once; see pattern.py
@@ -52,7 +53,6 @@ SECONDS = 600  # a mutant that hangs every test is noticed, too
 class Mutant:
     """One way to break the package."""
 
-    name: str
     breaks: str
     where: str
     old: str
@@ -80,7 +80,7 @@ def load(areas: Sequence[str]) -> list[Mutant]:
     """The mutants of the files named, or of all.
 
     Raises:
-        SystemExit: a file has no such area, or two mutants have the same name.
+        SystemExit: a file has no such area, or two mutants break the same.
     """
     known = {path.stem: path for path in sorted(FOLDER.glob("*.toml"))}
     unknown = set(areas) - set(known)
@@ -91,8 +91,8 @@ def load(areas: Sequence[str]) -> list[Mutant]:
         for area in areas or known
         for table in tomllib.loads(known[area].read_text())["mutant"]
     ]
-    if len({mutant.name for mutant in found}) < len(found):
-        sys.exit("two mutants have the same name")
+    if len({mutant.breaks for mutant in found}) < len(found):
+        sys.exit("two mutants have the same `breaks`")
     return found
 
 
@@ -120,11 +120,11 @@ def examine(
     for mutant in mutants:
         tests = tuple(test for test in mutant.tests if named(test, ids))
         missing = [test for test in mutant.tests if test not in tests] if mutant.tests else ["none"]
-        problems += [f"no such test: {mutant.name}: {test}" for test in missing]
+        problems += [f"no such test: {mutant.breaks} {test}" for test in missing]
         try:
             mutant.source(tree)
         except pattern.PatternError as error:
-            problems.append(f"does not apply: {mutant.name}: {error} ({mutant.where})")
+            problems.append(f"does not apply: {mutant.breaks} {error} ({mutant.where})")
             continue
         if tests:
             good.append(replace(mutant, tests=tests))
@@ -143,7 +143,7 @@ def in_quick_suite(mutants: Sequence[Mutant], ids: Sequence[str], tree: Path) ->
         if tests:
             found.append(replace(mutant, tests=tuple(tests)))
         else:
-            print(f"only test-all: {mutant.name}: {mutant.breaks}")
+            print(f"only test-all: {mutant.breaks}")
     return found
 
 
@@ -223,7 +223,7 @@ def try_all(mutants: Sequence[Mutant], options: argparse.Namespace) -> int:
     def try_one(mutant: Mutant) -> bool:
         changed = {mutant.file: mutant.source(tree)}
         noticed = first_failure(changed, [*suite, *mutant.tests], tree, python, SECONDS)
-        print(f"{mutant.name:45} {noticed or 'MISSED: ' + mutant.breaks}", flush=True)
+        print(f"{noticed or 'MISSED'}: {mutant.breaks}", flush=True)
         return bool(noticed)
 
     with ThreadPoolExecutor(options.jobs) as threads:
@@ -234,7 +234,7 @@ def main() -> int:
     """Try the mutants; returns the exit status."""
     parser = argparse.ArgumentParser(description="Which test notices which breakage?")
     parser.add_argument("areas", nargs="*", help="names of TOML files without .toml; default: all")
-    parser.add_argument("--only", metavar="NAME", action="append", help="this mutant alone")
+    parser.add_argument("--only", metavar="TEXT", default="", help="those that break this alone")
     parser.add_argument("--sample", metavar="SEED:COUNT", help="this many, drawn by a seed: 1:80")
     parser.add_argument("--suite", choices=SUITES, default="all", help="the tests to run")
     parser.add_argument("--jobs", type=int, default=2, help="how many at a time (default: 2)")
@@ -243,7 +243,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="only see whether they apply")
     options = parser.parse_args()
     options.tree = options.tree.resolve()
-    mutants = [m for m in load(options.areas) if not options.only or m.name in options.only]
+    mutants = [each for each in load(options.areas) if options.only in each.breaks]
     if options.sample:
         seed, count = map(int, options.sample.split(":"))
         mutants = random.Random(seed).sample(mutants, min(count, len(mutants)))

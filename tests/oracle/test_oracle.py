@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -14,6 +12,7 @@ import pytest
 from tests.oracle.judge import Verdict, judge, judge_all
 from tests.oracle.programs import FRAMEWORKS, Program, draw
 from tests.oracle.run import judged, shrink
+from tests.programs import run_python
 
 pytestmark = [pytest.mark.horovod, pytest.mark.timeout(900)]
 #: Programs of `make test`, and of `make test-all`.
@@ -122,7 +121,4 @@ def test_every_program_is_a_script(framework: str) -> None:
 @group("torch")
 def test_a_script_shows_what_differs() -> None:
     script = draw(1, ("torch",)).script
-    shown = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    assert "rank 1: off by 0 from rank 0" in shown.stdout
+    assert "rank 1: off by 0 from rank 0" in run_python(script, check=True).stdout

@@ -44,7 +44,8 @@ def talk(data: bytes = b"") -> str:
 
 
 def read(rows: Shard) -> str:
-    return "value" if sum(len(batch["n"]) for batch in rows.batches(100, ["n"])) else "nothing"
+    feed = rows.batches(100, ["n", "text"])
+    return "value" if sum(len(batch["text"]) for batch in feed) else "nothing"
 
 
 def fill_and_return(disk: str) -> str:
@@ -114,7 +115,7 @@ def case(name: str, disk: Path, other: Path) -> tuple[Callable[..., str], dict[s
         case "dataset":
             import pyarrow as pa
 
-            main, kwargs = read, {"rows": pa.table({"n": range(2000)})}
+            main, kwargs = read, {"rows": pa.table({"n": range(2000), "text": ["words"] * 2000})}
             options = {"data_config": DataConfig(disk_limit=1 << 20)}
         case "value":
             main, kwargs = fill_and_return, {"disk": str(disk)}

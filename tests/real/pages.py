@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -26,6 +27,37 @@ _BLOCK = re.compile(
     r"(?P<indent> *)```(?P<kind>\w+)\n(?P<code>.*?)^(?P=indent)```$",
     re.MULTILINE | re.DOTALL,
 )
+
+
+class Reader:
+    """A process that runs one page after the other, so that ranks start with what is imported.
+
+    Args:
+        *python: the command of its Python.
+    """
+
+    def __init__(self, *python: str) -> None:
+        self._program = subprocess.Popen(
+            [*(python or [sys.executable]), __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+
+    def __call__(self, page: str, *, first: bool = False) -> list[str]:
+        """Run the blocks of a page, or the first one; return what each prints."""
+        assert self._program.stdin
+        assert self._program.stdout
+        print(json.dumps({"page": page, "first": first}), file=self._program.stdin, flush=True)
+        answer: dict[str, Any] = json.loads(self._program.stdout.readline())
+        assert "error" not in answer, answer["error"]
+        return list(answer["printed"])
+
+    def end(self) -> int:
+        assert self._program.stdin
+        self._program.stdin.close()
+        return self._program.wait(60)
 
 
 class Block(NamedTuple):

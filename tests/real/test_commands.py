@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import venv
@@ -18,20 +17,13 @@ from horovod_runner.tools.commands.install import find_or_build_wheel
 from horovod_runner.tools.horovod_build.plan import make_plan
 from horovod_runner.tools.horovod_build.release import release, write_index
 from tests.preload import COMMAND
+from tests.programs import ROOT, run
 
 pytestmark = [pytest.mark.spark, pytest.mark.horovod]
-ROOT = Path(__file__).parents[2]
 
 
 def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [COMMAND, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=500,
-        env={**os.environ, "PYSPARK_PYTHON": sys.executable, **environment},
-    )
+    return run(COMMAND, *arguments, variables=environment)
 
 
 # Slow: doctor starts Spark, and ranks with each framework, all of them cold.
@@ -93,19 +85,11 @@ class Beside:
 
     def install(self, **environment: str) -> str:
         """Install what this environment has; returns what was printed."""
-        command = [
-            str(self.scripts / "python"),
-            "-m",
-            "horovod_runner.tools.commands.cli",
-            "install",
-        ]
+        command = ["-m", "horovod_runner.tools.commands.cli", "install"]
         command += ["--frameworks", ",".join(self.built), "--gpu" if self.gpu else "--cpu"]
         if self.mpi:
             command += ["--mpi", self.mpi]
-        environment = {**os.environ, **environment}
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=500, env=environment
-        )
+        done = run(self.scripts / "python", *command, variables=environment)
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("two ranks reduced with") == len(self.built)
         assert (self.packages / "horovod").is_dir()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import runpy
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -14,22 +12,13 @@ import pytest
 
 from horovod_runner import HorovodRunner, report
 from tests.preload import WARM
+from tests.programs import ROOT, run
 
 pytestmark = [pytest.mark.spark, pytest.mark.horovod]
 
-ROOT = Path(__file__).parents[2]
-
 
 def start(*command: str, directory: Path) -> str:
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=directory,
-        timeout=500,
-        env={**os.environ, "PYSPARK_PYTHON": sys.executable},
-    )
+    done = run(*command, cwd=directory)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -357,29 +355,3 @@ def test_keras_trains_and_evaluates_exactly(shard: Shard) -> None:
         shard.to_tf(64, parts, sample_weights=True), verbose=0, return_dict=True
     )
     assert padded["mae"] == pytest.approx(exact["mae"], rel=1e-5)
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 8 MB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("takes root")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-@pytest.mark.parametrize("column", ["v", "text"])
-def test_a_full_disk_is_an_error_and_leaves_no_files(
-    small_disk: Path, monkeypatch: pytest.MonkeyPatch, column: str
-) -> None:
-    monkeypatch.setenv("HOROVOD_RUNNER_DATA", str(small_disk))
-    large = pa.table({"v": np.zeros(3_000_000), "text": ["some words " * 2] * 3_000_000})
-    with pytest.raises(DataError, match=rf" [kM]B in {small_disk}, .* [kM]B .*TMPDIR"):
-        shard_of(large).batches(10, [column])
-    (small_disk / "other").write_bytes(bytes(1_000_000))
-    (small_disk / "other").unlink()
-    feed = shard_of(TABLE).batches(10, ["n"])
-    assert len(list(feed)) == 100

@@ -12,7 +12,6 @@ import pandas as pd
 import pytest
 
 from horovod_runner import current_attempt, fit
-from horovod_runner.data.scoring import model_file
 from tests.conftest import Ranks
 from tests.preload import ALIKE
 
@@ -183,12 +182,6 @@ def test_all_ranks_stop_when_the_metric_improves_no_more(tmp_path: Path) -> None
     assert result.best_checkpoint.metrics["val_accuracy"] == pytest.approx(max(values))
 
 
-@pytest.fixture
-def folder_of_models() -> None:
-    """Files of models stay until the end of the process: a DataFrame may need them at any time."""
-    model_file._folder()
-
-
 class Killed:
     """A callback that ends rank 1 of the first attempt as a lost machine would."""
 
@@ -254,22 +247,16 @@ def test_a_keras_network_does_not_depend_on_the_number_of_ranks(backend: str) ->
     import keras
 
     options: dict[str, Any] = {
-        "x": "x",
-        "y": "y",
         "loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         "optimizer": keras.optimizers.Adam(0.01),
-        "global_batch": 24,
-        "epochs": 2,
         "validation": 0.2,
         "metrics": ["accuracy"],
         "schedule": "cosine",
         "clip_norm": 1.0,
-        "progress": False,
-        **WARM,
         "env": {**ALIKE, "KERAS_BACKEND": backend},
         "preload_frameworks": ["keras", f"horovod.{backend}"],
     }
-    alone, together = (fit(keras_network, table(), ranks=n, **options) for n in (1, 2))
+    alone, together = (trained(keras_network, ranks=n, **options) for n in (1, 2))
     for one, many in zip(alone.model.get_weights(), together.model.get_weights(), strict=True):
         np.testing.assert_allclose(many, one, atol=2e-5)
     validated = {name: value for name, value in alone.metrics.items() if name.startswith("val_")}
@@ -306,16 +293,12 @@ def test_a_train_step_of_keras_uses_the_weights_of_rows(
         return kind([keras.Input((6,)), keras.layers.Dense(3)])
 
     options: dict[str, Any] = {
-        "x": "x",
-        "y": "y",
         "loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         "optimizer": "sgd",
-        "global_batch": 24,
-        "progress": False,
-        **WARM,
+        "epochs": 1,
         "preload_frameworks": ["keras", f"horovod.{keras.backend.backend()}"],
     }
-    alone, together = (fit(lambda: network(Takes), table(), ranks=n, **options) for n in (1, 2))
+    alone, together = (trained(lambda: network(Takes), ranks=n, **options) for n in (1, 2))
     for one, many in zip(alone.model.get_weights(), together.model.get_weights(), strict=True):
         np.testing.assert_allclose(many, one, atol=2e-5)
 
@@ -324,12 +307,12 @@ def test_a_train_step_of_keras_uses_the_weights_of_rows(
 
     monkeypatch.setattr("horovod_runner.HorovodRunner.run", launched)
     with pytest.raises(ValueError, match="Refuses takes no weights"):
-        fit(network(Refuses), table(), ranks=2, **options)
+        trained(network(Refuses), **options)
     with (
         pytest.raises(AssertionError, match="launched"),
         pytest.warns(match="Ignores does not use"),
     ):
-        fit(network(Ignores), table(), ranks=2, **options)
+        trained(network(Ignores), **options)
 
 
 def test_a_lightning_module_does_not_depend_on_the_number_of_ranks() -> None:

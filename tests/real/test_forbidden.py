@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests import programs
 from tests.preload import TORCH
 
 pytestmark = [pytest.mark.horovod, pytest.mark.timeout(300)]
@@ -36,12 +36,7 @@ if __name__ == "__main__":
 def run(path: Path, *command: str) -> str:
     program = path / "program.py"
     program.write_text(PROGRAM)
-    done = subprocess.run(
-        [*(command[:2] or [sys.executable]), str(program), *command[2:]],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = programs.run(*(command[:2] or [sys.executable]), program, *command[2:])
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -61,13 +56,9 @@ def test_the_users_own_value_counts(tmp_path: Path) -> None:
 
 
 def test_doctor_names_the_size_of_the_message_that_fails() -> None:
-    done = subprocess.run(
-        [*FORBIDDEN, "-m", "horovod_runner.tools.commands.cli", "doctor", "--json"],
-        env={**os.environ, "MPIR_CVAR_CH4_CMA_ENABLE": "1"},  # as if nothing had been tried
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    untried = {"MPIR_CVAR_CH4_CMA_ENABLE": "1"}  # as if nothing had been tried
+    doctor = ("-m", "horovod_runner.tools.commands.cli", "doctor", "--json")
+    done = programs.run(*FORBIDDEN, *doctor, variables=untried)
     assert done.returncode == 1
     findings = {each["name"]: each for each in json.loads(done.stdout)["findings"]}
     found = findings["two ranks with torch"]
@@ -88,11 +79,6 @@ def test_ranks_without_shared_memory_use_gloo(tmp_path: Path, option: str, told:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM.replace('cpu_collectives="mpi"', 'cpu_collectives="auto"'))
     mount = f'mount -t tmpfs -o {option} none /dev/shm && exec "$0" "$@"'
-    done = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", mount, sys.executable, str(program)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = programs.run("unshare", "--mount", "sh", "-c", mount, sys.executable, program)
     assert "sums: [3.0, 3.0]" in done.stdout, done.stderr
     assert told in done.stderr

@@ -6,14 +6,14 @@ A small tmpfs takes the place of one folder, with more room for each run: anothe
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests import programs
 
 _MOUNT = 'mount -t tmpfs -o size=4m none "$0" && exec "$@"'
 _START = 24  # kB that two ranks write before main begins
@@ -36,19 +36,12 @@ def run(
     for folder in (disk, other):
         folder.mkdir(exist_ok=True)
     probe = [*_NAMESPACE, str(disk), "true"]
-    if subprocess.run(probe, capture_output=True, check=False).returncode:
+    if programs.run(*probe).returncode:
         pytest.skip("this user may not mount")
     named = {"TMPDIR": str(other), "XDG_STATE_HOME": str(other / "state")}
     named |= {variable: str(disk)} if variable else {}
     program = [sys.executable, "-m", "tests.real.full_disk", case, str(disk), str(other)]
-    done = subprocess.run(
-        [*_NAMESPACE, str(disk), *program, *map(str, sizes)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=30 + 30 * len(sizes),
-        env={**os.environ, **named},
-    )
+    done = programs.run(*_NAMESPACE, disk, *program, *sizes, variables=named)
     ended = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"free"')]
     assert [each["free"] for each in ended] == sizes, done.stderr
     for each in ended:
@@ -180,9 +173,7 @@ def test_without_any_folder_for_temporary_files_the_error_says_so() -> None:
         "from horovod_runner import HorovodRunner\n"
         "HorovodRunner(np=-1).run(int)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False
-    )
+    done = programs.run_python(script)
     last = done.stderr.splitlines()[-1]
     assert "there is no folder for temporary files: No usable temporary directory" in last
     assert "are free in /tmp" in last

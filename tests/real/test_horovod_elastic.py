@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import os
-import subprocess
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 
 from horovod_runner import ClusterConfig, HorovodRunner
 from horovod_runner.driver.elastic.pool import Pool
+from tests import programs
 from tests.preload import COMMAND, WARM
 
 pytestmark = pytest.mark.horovod
@@ -210,15 +210,8 @@ def run(script: str, folder: Path, *arguments: str, **env: str) -> tuple[Any, st
     """Run a script with ``horovod-runner run``; what it printed as its result, and all output."""
     (folder / "events.py").write_text(EVENTS)
     (folder / "train.py").write_text(script)
-    done = subprocess.run(
-        [*WARM, COMMAND, "run", *arguments, "train.py"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-        cwd=folder,
-        env={**os.environ, **env},
-    )
+    words = (*WARM, COMMAND, "run", *arguments, "train.py")
+    done = programs.run(*words, cwd=folder, variables=env)
     output = done.stdout + done.stderr
     assert done.returncode == 0, output
     line = next(line for line in done.stdout.splitlines() if "RESULT" in line)

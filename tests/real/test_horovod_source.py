@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import sysconfig
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from horovod_runner.tools.horovod_build import build, patching, plan, source, toolchain
+from tests import programs
 
 
 def test_every_patch_applies_to_the_release_and_changes_it(tmp_path: Path) -> None:
@@ -46,9 +46,7 @@ def test_a_torch_whose_headers_do_not_fit_costs_the_backend_only(tmp_path: Path)
     target = tmp_path / "horovod" / "torch"
 
     def run(*command: str) -> str:
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment
-        )
+        done = programs.run(*command, cwd=tmp_path, env=environment)
         assert done.returncode == 0, done.stderr
         return done.stdout + done.stderr
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 import shutil
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -33,6 +32,7 @@ from horovod_runner.data import evaluate
 from horovod_runner.integrations.training.keras import set_seed
 from tests.conftest import Ranks
 from tests.preload import keras_on
+from tests.programs import run
 from tests.real.mistakes import MISTAKES
 
 pytestmark = [pytest.mark.horovod, pytest.mark.places("local")]
@@ -772,10 +772,7 @@ def test_a_script_needs_no_guard(tmp_path: Path) -> None:
         "def main(): return 7\n"
         "print('result', HorovodRunner(np=-2).run(main))\n"
     )
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=True
-    )
-    assert done.stdout.count("result 7") == 1
+    assert run(sys.executable, script, check=True).stdout.count("result 7") == 1
 
 
 def load_after_cuda() -> None:

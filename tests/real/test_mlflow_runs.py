@@ -19,18 +19,6 @@ from horovod_runner.wire.job import Job
 pytestmark = [pytest.mark.horovod, pytest.mark.xdist_group("mlflow")]
 
 
-@pytest.fixture
-def mlflow(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """MLflow with a folder as its store, or with a database."""
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
-    store = (tmp_path / "mlruns").as_uri()
-    if getattr(request, "param", "folder") == "database":
-        store = f"sqlite:///{tmp_path}/mlflow.db"
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
-    return pytest.importorskip("mlflow")
-
-
 def all_runs(mlflow: Any) -> list[str]:
     client = mlflow.MlflowClient()
     ids = [each.experiment_id for each in client.search_experiments()]

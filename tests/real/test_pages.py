@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
 
 import pytest
 
-from tests.real.pages import ROOT, blocks
+from tests.real.pages import ROOT, Reader, blocks
 
 pytestmark = [pytest.mark.horovod, pytest.mark.spark, pytest.mark.xdist_group("pages")]
 
@@ -41,34 +36,11 @@ FIRST = {
 }
 
 
-class Reader(Protocol):
-    """Runs the blocks of a page and returns what each prints."""
-
-    def __call__(self, page: str, *, first: bool = False) -> list[str]: ...
-
-
 @pytest.fixture(scope="module")
 def read() -> Iterator[Reader]:
-    """A process that runs one page after the other, so that ranks start with what is imported."""
-    reader = subprocess.Popen(
-        [sys.executable, str(ROOT / "tests" / "real" / "pages.py")],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert reader.stdin
-    assert reader.stdout
-
-    def ask(page: str, *, first: bool = False) -> list[str]:
-        print(json.dumps({"page": page, "first": first}), file=reader.stdin, flush=True)
-        answer: dict[str, Any] = json.loads(reader.stdout.readline())
-        assert "error" not in answer, answer["error"]
-        return list(answer["printed"])
-
-    yield ask
-    reader.stdin.close()
-    assert reader.wait(60) == 0
+    reader = Reader()
+    yield reader
+    assert reader.end() == 0
 
 
 # Slow: the programs of a page run one after another in new processes, as a reader would run them.

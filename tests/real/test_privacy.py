@@ -12,9 +12,7 @@ from uuid import uuid4
 
 import pytest
 
-from tests.programs import Program
-
-ROOT = Path(__file__).parents[2]
+from tests.programs import ROOT, Program
 
 
 def command_lines() -> Iterator[bytes]:

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,10 +17,11 @@ import pytest
 
 from horovod_runner.results import registry
 from horovod_runner.wire import job_file
+from tests import programs
 from tests.preload import COMMAND
 from tests.programs import Program
 
-pytestmark = pytest.mark.horovod
+pytestmark = [pytest.mark.horovod, pytest.mark.usefixtures("own_records")]
 
 SCRIPT = """
 import os, signal, sys, threading
@@ -80,28 +80,12 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.fixture(autouse=True)
-def _own_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`ps` shows the runs of this test, and no others of this machine's drivers."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-
-
 def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [COMMAND, "run", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=400,
-        cwd=folder,
-        env={**os.environ, "PYSPARK_PYTHON": sys.executable},
-    )
+    return programs.run(COMMAND, "run", *arguments, cwd=folder)
 
 
 def other(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [COMMAND, *arguments], capture_output=True, text=True, check=False, timeout=400
-    )
+    return programs.run(COMMAND, *arguments)
 
 
 def listed() -> list[dict[str, Any]]:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.real.pages import ROOT, blocks
+from tests import programs
+from tests.real.pages import ROOT, Reader, blocks
 
 pytestmark = [pytest.mark.horovod, pytest.mark.spark, pytest.mark.xdist_group("pages")]
 
@@ -39,34 +37,9 @@ PAGES = {
 }
 
 
-class Reader:
-    """A process with simulated GPUs that runs one page after the other."""
-
-    def __init__(self) -> None:
-        self._program = subprocess.Popen(
-            [*SIMULATED, str(ROOT / "tests" / "real" / "pages.py")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )
-
-    def __call__(self, page: str, *, first: bool) -> dict[str, Any]:
-        assert self._program.stdin
-        assert self._program.stdout
-        print(json.dumps({"page": page, "first": first}), file=self._program.stdin, flush=True)
-        answer: dict[str, Any] = json.loads(self._program.stdout.readline())
-        return answer
-
-    def end(self) -> int:
-        assert self._program.stdin
-        self._program.stdin.close()
-        return self._program.wait(60)
-
-
 @pytest.fixture(scope="module")
 def read() -> Iterator[Reader]:
-    reader = Reader()
+    reader = Reader(*SIMULATED)
     yield reader
     assert reader.end() == 0
 
@@ -74,9 +47,7 @@ def read() -> Iterator[Reader]:
 # Slow: whole programs, and each operation of torch goes through Python.
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_runs_unchanged_where_there_are_gpus(page: str, read: Reader) -> None:
-    answer = read(page, first=PAGES[page])
-    assert "error" not in answer, answer["error"]
-    for block, printed in zip(blocks(page), answer["printed"], strict=False):
+    for block, printed in zip(blocks(page), read(page, first=PAGES[page]), strict=False):
         # What a page shows of losses and accuracies holds there, too.
         if block.prints is not None and block.reason is None:
             assert len(printed.splitlines()) == len(block.prints.splitlines()), printed
@@ -107,15 +78,12 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     program = folder / "program.py"
     program.write_text(_START + main + _END.replace("np=-1", f"np=-1{runner}"))
-    return subprocess.run(
-        [*SIMULATED, *options, str(program)],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=folder,
-        timeout=300,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+    return start(program, *options)
+
+
+def start(program: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    path = {"PYTHONPATH": str(ROOT)}
+    return programs.run(*SIMULATED, *options, program, cwd=program.parent, variables=path)
 
 
 WRONG = {
@@ -207,13 +175,5 @@ print(HorovodRunner(np=-1).run(train))
 """
     path = tmp_path / "program.py"
     path.write_text(program)
-    done = subprocess.run(
-        [*SIMULATED, "--no-nccl", str(path)],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-        timeout=300,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+    done = start(path, "--no-nccl")
     assert done.stdout.splitlines() == ["cuda:0"], done.stderr

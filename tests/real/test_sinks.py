@@ -9,7 +9,6 @@ import os
 import pty
 import re
 import struct
-import subprocess
 import sys
 import termios
 import textwrap
@@ -39,24 +38,13 @@ from horovod_runner.sinks.tensorboard import TensorBoardSink
 from horovod_runner.task import machine
 from horovod_runner.wire.events import CheckpointKept, Report
 from horovod_runner.wire.marker import Marker
-from tests.programs import Program
-
-ROOT = Path(__file__).parents[2]
+from tests.programs import ROOT, Program, run_python
 
 
 def train(steps: int, rate: float = 0.1) -> str:
     for step in range(1, steps + 1):
         report(loss=1 / step, total_steps=steps, step=step, epoch=step // 10)
     return "done"
-
-
-@pytest.fixture
-def mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """MLflow with a folder as its store; its databases need more than mlflow-skinny."""
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
-    return pytest.importorskip("mlflow")
 
 
 def history(mlflow: Any, run_id: str | None, name: str) -> list[tuple[int, float]]:
@@ -233,8 +221,7 @@ def test_event_files_are_written_without_a_framework(tmp_path: Path) -> None:
         sink.end(run)
         print([name for name in ("tensorflow", "torch") if name in sys.modules])
     """
-    command = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    done = run_python(script, tmp_path, check=True, cwd=ROOT)
     assert done.stdout == "[]\n"
     assert [point.value for point in read_events(tmp_path).Scalars("loss")] == [0.5]
 

@@ -19,11 +19,10 @@ from typing import Any
 import pytest
 
 from horovod_runner.results import registry
-from tests.programs import Program
+from tests.programs import ROOT, Program, run
 
 pytest.importorskip("rich")
 
-ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "horovod_runner.tools.commands.cli"]
 SCRIPT = """
 import os, sys, threading
@@ -46,16 +45,12 @@ HorovodRunner(np=-2, sinks=[Tell()], progress=False).run(train)
 """
 
 
-@pytest.fixture(autouse=True)
-def _own_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The runs of this test alone."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-
-
 @pytest.fixture
-def driver(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+def driver(
+    own_records: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[subprocess.Popen[str]]:
     """A run whose two ranks have been measured, and train until there is a file."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     (tmp_path / "train.py").write_text(SCRIPT)
     with Program(
         [sys.executable, "train.py"], stdout=subprocess.PIPE, text=True, cwd=tmp_path
@@ -78,9 +73,7 @@ def only_run() -> str:
 
 
 def top(*arguments: str) -> str:
-    done = subprocess.run(
-        [*COMMAND, "top", *arguments], capture_output=True, text=True, check=True, timeout=400
-    )
+    done = run(*COMMAND, "top", *arguments, check=True)
     assert done.stderr == ""
     return done.stdout
 

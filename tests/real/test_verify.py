@@ -6,7 +6,6 @@ tests/unit/test_verify.py tests what the figures of GPUs mean.
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from horovod_runner.tools.verify.checks import placement
 from tests.browser import Browser, browser
 from tests.conftest import Ranks
 from tests.preload import COMMAND
+from tests.programs import run
 
 __all__ = ["browser"]
 
@@ -82,13 +82,7 @@ def test_gradients_can_be_reduced_on_the_cpu(ranks: Ranks) -> None:
 def test_the_command_runs_checks_and_writes_a_page(browser: Browser, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     command = [COMMAND, "verify", "--quick", "--gpus", "0"]
-    done = subprocess.run(
-        [*command, "--only", "refused,mask,failures", "--json", "-o", page],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    done = run(*command, "--only", "refused,mask,failures", "--json", "-o", page)
     found = json.loads(done.stdout)
     results = {result["name"]: result for result in found["results"]}
     assert (found["ok"], done.returncode) == (True, 0), found

@@ -13,9 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.programs import Program
-
-ROOT = Path(__file__).parents[2]
+from tests.programs import ROOT, Program
 
 
 def require(*modules: str) -> None:

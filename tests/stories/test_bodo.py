@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
 
 import pytest
 
-from tests.hpc import ROOT, require
+from tests.hpc import require
+from tests.programs import ROOT, run
 
 pytestmark = [pytest.mark.horovod]
 SCRIPTS = ROOT / ".venv-bodo" / "bin"
@@ -20,15 +20,8 @@ def test_arrays_that_bodo_made_train_on_two_of_four_ranks() -> None:
     )
     # Not this environment's: Bodo brings an MPI of its own, and another pandas.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(
-        [SCRIPTS / "mpiexec", "-n", "4", SCRIPTS / "python", "tests/stories/bodo_program.py"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=500,
-        cwd=ROOT,
-        env=environment,
-    )
+    program = (SCRIPTS / "python", "tests/stories/bodo_program.py")
+    done = run(SCRIPTS / "mpiexec", "-n", 4, *program, cwd=ROOT, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     for rank in range(4):
         assert f"rank {rank}: weights [3.0, 3.0, 0.0, 0.0]" in done.stdout

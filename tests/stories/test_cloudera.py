@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
 import runpy
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,36 +15,26 @@ import pytest
 
 from tests.cluster.standalone import StandaloneCluster
 from tests.preload import COMMAND, WARM
-from tests.programs import Program
+from tests.programs import ROOT, Program, run
 
 pytestmark = [pytest.mark.spark, pytest.mark.horovod]
-ROOT = Path(__file__).parents[2]
 SCRIPT = str(ROOT / "examples" / "image_classifier.py")
 
 
 @pytest.fixture
-def nothing_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    # A list of this test's own: others may have runs on this machine.
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+def nothing_stays(own_records: None) -> Iterator[None]:
     yield
     assert runs() == []
 
 
 def runs() -> list[str]:
     """The ids of this test's runs."""
-    done = subprocess.run([COMMAND, "ps", "--json"], capture_output=True, text=True, check=True)
+    done = run(COMMAND, "ps", "--json", check=True)
     return [run["run_id"] for run in json.loads(done.stdout) if run["entry"] is not None]
 
 
 def classify(*arguments: str, exit_code: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [*WARM, SCRIPT, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=500,
-        env={**os.environ, "PYSPARK_PYTHON": sys.executable},
-    )
+    done = run(*WARM, SCRIPT, *arguments)
     assert done.returncode == exit_code, done.stdout + done.stderr
     return done
 

@@ -674,9 +674,7 @@ def test_the_signs_to_leave_of_earlier_attempts_are_removed(tmp_path: Path) -> N
     assert sorted(os.listdir(tmp_path)) == ["leave-1000", "state-0"]
 
 
-def test_what_killed_ranks_leave_on_a_host_is_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_killed_ranks_leave_on_a_host_is_removed(tmp_path: Path) -> None:
     with RunFolder("0a1b2c3d", tmp_path) as run:
         (run.path / "rows-1").write_bytes(b"packed")  # for the next attempt
         for attempt in range(1, 201):

@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.programs import ROOT, run
+
 DOCKERFILES = sorted((ROOT / "docker").glob("*.Dockerfile"))
 COMPOSE = ROOT / "docker" / "compose.yaml"
 ENTRY_POINT = ROOT / "docker" / "entrypoint.sh"
@@ -150,13 +151,7 @@ def test_the_entry_point_becomes_the_command() -> None:
 
 
 def test_the_entry_point_tells_that_no_temporary_file_can_be_made(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [ENTRY_POINT, "true"],
-        env={**os.environ, "TMPDIR": str(tmp_path / "missing")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run(ENTRY_POINT, "true", variables={"TMPDIR": str(tmp_path / "missing")})
     assert done.returncode == 1
     assert f"no file can be created in {tmp_path}/missing" in done.stderr
 

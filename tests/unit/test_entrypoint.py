@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.programs import ROOT, run
 
 
 def test_gpus_are_listed_as_spark_reads_them(tmp_path: Path) -> None:
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nprintf '0\\n1\\n'\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
-    said = subprocess.run(
-        [ROOT / "docker" / "gpu_addresses.sh"],
-        env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    assert json.loads(said) == {"name": "gpu", "addresses": ["0", "1"]}
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = run(ROOT / "docker" / "gpu_addresses.sh", env=path, check=True)
+    assert json.loads(done.stdout) == {"name": "gpu", "addresses": ["0", "1"]}
 
 
 _EXECUTOR = {
@@ -46,13 +40,8 @@ def _enter(folder: Path, *words: str, **variables: str) -> list[str]:
         program.chmod(0o755)
     home = {"JAVA_HOME": str(folder), "SPARK_HOME": str(folder), "HOME": str(folder)}
     path = f"{folder}/bin:{os.environ['PATH']}"
-    done = subprocess.run(
-        [ROOT / "docker" / "entrypoint.sh", *words],
-        env={**home, "PATH": path, **variables},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environment = {**home, "PATH": path, **variables}
+    done = run(ROOT / "docker" / "entrypoint.sh", *words, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +15,7 @@ from horovod_runner.task.warm import protocol, server
 from horovod_runner.task.warm.fingerprint import server_name
 from horovod_runner.wire.messages import Assignment
 from horovod_runner.worker.startup import rank_environment
+from tests.programs import run_python
 
 
 def unfit(folder: Path, body: str, prelude: str = "") -> str:
@@ -29,10 +28,7 @@ from horovod_runner.task.warm import server
 {prelude}
 print(server._import(["imported"])[1] or server._unfit())
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=True
-    )
-    return done.stdout.strip()
+    return run_python(code, check=True).stdout.strip()
 
 
 INSTALLED = "import sysconfig; sysconfig.get_path = lambda name: '/'"

@@ -6,7 +6,6 @@ import ast
 import gc
 import importlib.util
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +14,8 @@ import pytest
 
 from horovod_runner.run.import_hooks import IMPORT_HOOKS
 from horovod_runner.worker.imports import hooks
+from tests.programs import ROOT, run_python
 
-ROOT = Path(__file__).parents[2]
 # A framework, as its versions are: `tools` has what hooks change.
 OPS = """
 def add(a, b):
@@ -72,13 +71,7 @@ class Frameworks:
             "from horovod_runner.worker.imports.hooks import install",
         ]
         path = os.pathsep.join([str(self._folder), str(ROOT)])
-        done = subprocess.run(
-            [sys.executable, "-c", "\n".join([*given, *lines])],
-            capture_output=True,
-            text=True,
-            env={**os.environ, "PYTHONPATH": path},
-            check=False,
-        )
+        done = run_python("\n".join([*given, *lines]), variables={"PYTHONPATH": path})
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 

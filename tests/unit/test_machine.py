@@ -17,10 +17,7 @@ from horovod_runner.host.control_groups import CpuTime
 from horovod_runner.results.slowness.profile import RunProfile
 from horovod_runner.task.machine import _throttled
 from horovod_runner.wire.measurements import Machine
-from tests.programs import Program
-
-ROOT = Path(__file__).parents[2]
-
+from tests.programs import ROOT, Program
 
 # The processes of a rank.
 

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.programs import ROOT, run
 
 
 @pytest.fixture
@@ -68,14 +68,8 @@ def test_a_container_has_environments_of_its_own(monkeypatch: pytest.MonkeyPatch
     for container in ("", "an/image"):
         monkeypatch.setenv("WHEELS_CONTAINER", container)
         try:
-            done = subprocess.run(
-                [*command, f"PYTHON={sys.executable}", f"PYTHON_PETASTORM={sys.executable}"],
-                capture_output=True,
-                text=True,
-                check=True,
-                cwd=ROOT,
-                timeout=60,
-            )
+            pythons = (f"PYTHON={sys.executable}", f"PYTHON_PETASTORM={sys.executable}")
+            done = run(*command, *pythons, check=True, cwd=ROOT)
         except FileNotFoundError:
             pytest.skip("needs make")
         code = "import make; print(make.BASE.name)"

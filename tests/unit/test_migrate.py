@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 from textwrap import dedent
-from types import SimpleNamespace
 
 import pytest
 
@@ -740,34 +739,3 @@ def test_ranks_and_the_other_commands_do_without_libcst() -> None:
     modules = f"horovod_runner.worker.old_keras, {commands}.migrate, horovod_runner.worker.main"
     code = f"import sys, {commands}.cli, {modules}; sys.exit('libcst' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_notes_name_the_line_and_both_ways_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    from horovod_runner.worker import old_keras as notes
-
-    monkeypatch.setitem(sys.modules, "keras", SimpleNamespace(__version__="3.0"))
-
-    def note(raised: type[Exception], text: str) -> str:
-        model = SimpleNamespace(variables=lambda: None)
-        try:
-            model.variables()
-            raise raised(text)
-        except Exception as error:
-            notes.add_note(error)
-            return "".join(getattr(error, "__notes__", []))
-
-    text = note(
-        TypeError, "compile() got an unexpected keyword argument 'experimental_run_tf_function'"
-    )
-    assert f"{__file__}, line " in text
-    assert "raise raised(text)" in text
-    assert "was written for Keras 2, and this rank has Keras 3" in text
-    assert "Write compile(...) without experimental_run_tf_function" in text
-    assert 'HorovodRunner(env={"TF_USE_LEGACY_KERAS": "1"})' in text
-    assert "learning_rate=" in note(ValueError, "Argument(s) not recognized: {'lr': 0.1}")
-    assert note(TypeError, "compile() got an unexpected keyword argument 'other'") == ""
-    assert note(ValueError, "no") == ""
-    missing = "cannot import name 'mse' from 'keras.losses' (losses.py)"
-    assert "Write keras.losses.mean_squared_error." in note(ImportError, missing)
-    missing = "module 'keras._tf_keras.keras.losses' has no attribute 'mean_squared_error'"
-    assert "Write tensorflow.keras.losses.MSE." in note(AttributeError, missing)

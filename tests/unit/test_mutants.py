@@ -57,9 +57,9 @@ def changed(old: str, *, by: str) -> str:
 
 
 def mutant(
-    name: str, tests: tuple[str, ...], *, where: str = "box.py::add", old: str = "one + other"
+    breaks: str, tests: tuple[str, ...], *, where: str = "box.py::add", old: str = "one + other"
 ) -> Mutant:
-    return Mutant(name, "Sums.", where, old, "one", tests)
+    return Mutant(breaks, where, old, "one", tests)
 
 
 @pytest.fixture
@@ -183,25 +183,25 @@ def test_mutants_that_do_not_apply_are_reported_and_the_others_are_kept(tree: Pa
     tests = ("tests/unit/test_a.py",)
     good, problems = examine(
         [
-            mutant("gone", tests, old="one - other"),
-            mutant("moved", tests, where="crate.py::add"),
-            mutant("fits", tests),
+            mutant("Gone.", tests, old="one - other"),
+            mutant("Moved.", tests, where="crate.py::add"),
+            mutant("Fits.", tests),
         ],
         tree,
         IDS,
     )
-    assert [each.name for each in good] == ["fits"]
+    assert [each.breaks for each in good] == ["Fits."]
     assert problems == [
-        "does not apply: gone: `old` occurs 0 times (box.py::add)",
-        "does not apply: moved: there is no such file (crate.py::add)",
+        "does not apply: Gone. `old` occurs 0 times (box.py::add)",
+        "does not apply: Moved. there is no such file (crate.py::add)",
     ]
 
 
 def test_tests_that_do_not_exist_are_reported_and_left_out(tree: Path) -> None:
     there, gone = "tests/real/test_b.py::test_run[spark]", "tests/real/test_b.py::test_run[slurm]"
-    good, problems = examine([mutant("m", (gone, there)), mutant("n", ())], tree, IDS)
+    good, problems = examine([mutant("M.", (gone, there)), mutant("N.", ())], tree, IDS)
     assert [each.tests for each in good] == [(there,)]
-    assert problems == [f"no such test: m: {gone}", "no such test: n: none"]
+    assert problems == [f"no such test: M. {gone}", "no such test: N. none"]
 
 
 def test_an_entry_names_a_file_a_test_or_one_of_its_parameters() -> None:
@@ -216,12 +216,12 @@ def test_a_mutant_without_a_quick_test_is_named_and_not_tried(
     whole, spark = "tests/real/test_b.py", "tests/real/test_b.py::test_run[spark]"
     tried = in_quick_suite(
         [
-            mutant("unit", (spark, "tests/unit/test_a.py")),
-            mutant("whole", (whole,)),
-            mutant("slow", (spark,)),
+            mutant("Unit.", (spark, "tests/unit/test_a.py")),
+            mutant("Whole.", (whole,)),
+            mutant("Slow.", (spark,)),
         ],
         IDS,
         tree,
     )
     assert [each.tests for each in tried] == [("tests/unit/test_a.py",), (whole,)]
-    assert capsys.readouterr().out == "only test-all: slow: Sums.\n"
+    assert capsys.readouterr().out == "only test-all: Slow.\n"

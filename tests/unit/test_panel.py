@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from html.parser import HTMLParser
 from types import SimpleNamespace
 
 import pytest
@@ -17,42 +16,11 @@ from horovod_runner.sinks.progress import Progress
 from horovod_runner.wire.events import Report
 from tests.made_up_runs import run_under_way
 from tests.stand_ins import KERNEL, SHELL
-
-
-class Page(HTMLParser):
-    """The texts of a page, without its styles; checks that its elements are closed."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.texts: list[str] = []
-        self.rows: list[list[str]] = []
-        self._open: list[str] = []
-        self.feed(html)
-        self.close()
-        assert self._open == []
-
-    def handle_starttag(self, tag: str, _: object) -> None:
-        self._open.append(tag)
-        if tag == "tr":
-            self.rows.append([])
-        if tag in ("td", "th"):
-            self.rows[-1].append("")
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self._open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.texts.append(data)
-        if {"td", "th"} & {*self._open}:
-            self.rows[-1][-1] += data
-
-    @property
-    def text(self) -> str:
-        return "".join(self.texts)
+from tests.web import PageReader
 
 
 def test_a_panel_says_all_without_its_styles() -> None:
-    page = Page(panel_html.page(live(run_under_way(4, slow=3))))
+    page = PageReader(panel_html.page(live(run_under_way(4, slow=3))))
     assert "train running 4 ranks on spark://master:7077, 30 s" in page.text
     assert "epoch 2, step 341 of 1,200 (28%), 10 steps/s, 1 min 26 s left" in page.text
     assert "compute 44%" in page.text
@@ -67,7 +35,7 @@ def test_a_panel_says_all_without_its_styles() -> None:
 
 def test_a_panel_of_a_thousand_ranks_is_small() -> None:
     html = panel_html.page(live(run_under_way(1000, seconds=3, slow=777)))
-    rows = Page(html).rows
+    rows = PageReader(html).rows
     assert [rows[1][0], rows[-1][:2]] == ["777", ["980", "others"]]
     assert len(rows) == 1 + 20 + 1
     assert len(html) < 60_000
@@ -79,7 +47,7 @@ def test_what_a_run_prints_is_text_in_the_panel() -> None:
     now.verdict, now.metrics, now.ranks[0].host = "<i>", {"<u>": 1.0}, "<host>"
     html = panel_html.page(now)
     assert not re.search("<(script|i|u|host)>", html)
-    text = Page(html).text
+    text = PageReader(html).text
     assert "<script>alert(1)</script>" in text
     assert "<u> 1" in text
     assert panel_html.text(now).splitlines()[:2] == [
@@ -91,12 +59,15 @@ def test_what_a_run_prints_is_text_in_the_panel() -> None:
 def test_a_rank_without_a_summary_for_long_is_marked() -> None:
     now = live(run_under_way(2))
     now.ranks[1].silent = 64.0
-    assert [row[4] for row in Page(panel_html.ranks(now)).rows[1:]] == ["", "no step for 1 min 4 s"]
+    assert [row[4] for row in PageReader(panel_html.ranks(now)).rows[1:]] == [
+        "",
+        "no step for 1 min 4 s",
+    ]
 
 
 def test_a_run_that_knows_nothing_can_be_drawn() -> None:
     now = live(Run("1a2b", -2, main="train"))
-    assert Page(panel_html.page(now)).text == "train running 0 ranks on , 0 s"
+    assert PageReader(panel_html.page(now)).text == "train running 0 ranks on , 0 s"
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.programs import run_python
 
 TORCH = """
 class cuda:
@@ -45,13 +45,10 @@ import {module}
 print({show})
 """
     path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
-    environment = {**os.environ, "PYTHONPATH": path}
+    variables = {"PYTHONPATH": path}
     if device is not None:
-        environment["HOROVOD_RUNNER_DEVICE"] = device
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True
-    )
-    return done.stdout.strip()
+        variables["HOROVOD_RUNNER_DEVICE"] = device
+    return run_python(code, variables=variables, check=True).stdout.strip()
 
 
 WITH_CUDA, WITHOUT_CUDA = TORCH.format(cuda="'13.0'"), TORCH.format(cuda=None)

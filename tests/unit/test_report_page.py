@@ -14,9 +14,7 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Sequence
 from html import escape, unescape
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
@@ -36,39 +34,13 @@ from horovod_runner.tools.commands import cli
 from horovod_runner.wire.events import AttemptBegan, Notice, Report
 from horovod_runner.wire.measurements import UNKNOWN, Profile
 from tests.made_up_runs import keep, made_up_run
+from tests.web import PageReader
 
+pytestmark = pytest.mark.usefixtures("own_records")
 ALL = (
     *("verdict", "metrics", "ranks", "stragglers", "time", "hosts", "lines", "failures"),
     *("checkpoints", "logs", "software", "parameters"),
 )
-
-
-@pytest.fixture(autouse=True)
-def _own_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-
-
-class Reader(HTMLParser):
-    """Collects the elements of a page, and checks that each is closed."""
-
-    def __init__(self, source: str) -> None:
-        super().__init__()
-        self.sections: list[str] = []
-        self.addresses: list[str] = []
-        self.open: list[str] = []
-        self.feed(source)
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attributes: Sequence[tuple[str, str | None]]) -> None:
-        found = dict(attributes)
-        if tag == "section":
-            self.sections.append(found["id"] or "")
-        self.addresses += [found[name] or "" for name in ("src", "href") if name in found]
-        if tag not in {"meta", "link", "input"}:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
 
 
 def view(run: Run) -> View:
@@ -208,7 +180,7 @@ sys.exit(cli.main(["report", "-o", sys.argv[1]]))
     command = [sys.executable, "-c", program, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert "pip install 'horovod_runner[plot]'" in done.stderr
-    assert Reader(path.read_text()).sections == [
+    assert PageReader(path.read_text()).sections == [
         *("verdict", "ranks", "hosts", "lines", "logs", "software", "parameters"),
     ]
     assert "pip install &#39;horovod_runner[plot]&#39;" in path.read_text()
@@ -301,13 +273,13 @@ def test_a_stack_begins_where_main_does() -> None:
 def test_a_page_has_all_that_is_known_and_nothing_else() -> None:
     written = page(made_up_run(4, 20, slow_rank=1))
     assert "Rank 1 is last in" in written
-    full = Reader(written)
+    full = PageReader(written)
     assert full.sections == [name for name in ALL if name not in {"failures", "checkpoints"}]
-    bare = Reader(page(Run("0" * 8, -1, timings=Timings(0.0, end=1.0), status="cancelled")))
+    bare = PageReader(page(Run("0" * 8, -1, timings=Timings(0.0, end=1.0), status="cancelled")))
     assert bare.sections == []
-    no_profile = Reader(page(made_up_run(4, 20, profile=False)))
+    no_profile = PageReader(page(made_up_run(4, 20, profile=False)))
     assert no_profile.sections == ["metrics", "hosts", "logs", "software", "parameters"]
-    assert all(re.match(r"#|data:,$", each) for each in full.addresses)
+    assert all(re.match(r"#|data:,$", each) for each in full.links)
 
 
 def test_a_failed_run_shows_each_error_in_full() -> None:
@@ -320,7 +292,7 @@ def test_a_failed_run_shows_each_error_in_full() -> None:
         recorder.add([failed(ValueError(f"bad <row> {number}\nsecond line"))])
     run.ranks = [run.ranks[0], run.ranks[1]._replace(exit_code=-9)]
     written = page(run)
-    Reader(written)
+    PageReader(written)
     for number in (1, 2):
         assert f"ValueError: bad &lt;row&gt; {number}\nsecond line</pre>" in written
     assert "from the checkpoint of step 30" in written
@@ -330,7 +302,7 @@ def test_a_failed_run_shows_each_error_in_full() -> None:
 
 def test_the_page_of_a_thousand_ranks_is_small() -> None:
     written = page(made_up_run(1000, 12, slow_rank=617, reporting=range(0, 1000, 50)))
-    Reader(written)
+    PageReader(written)
     assert len(written.encode()) < 600_000
     assert "rank 617 · worker-154 (the verdict names it)" in written
 

@@ -37,6 +37,8 @@ from horovod_runner.tools.commands.top_view import Detail, Overview
 from horovod_runner.wire.events import Report
 from tests.made_up_runs import keep, run_under_way
 
+pytestmark = pytest.mark.usefixtures("own_records")
+
 
 def drawn(picture: RenderableType, width: int, encoding: str = "utf-8") -> list[str]:
     file = io.TextIOWrapper(io.BytesIO(), encoding=encoding, write_through=True)
@@ -101,12 +103,6 @@ def test_all_runs_are_drawn_in_blocks_with_those_that_do_not_answer() -> None:
     assert len(few) <= 16
     assert few[-1].startswith("and 4 more:")
     assert drawn(Overview([]), 80) == ["no runs"]
-
-
-@pytest.fixture(autouse=True)
-def _own_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The entries of this test alone."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
 def watching(run: str | None = None, **options: Any) -> Watch:

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -50,6 +49,7 @@ from horovod_runner.tools.verify.machine import Gpu, ThisMachine
 from horovod_runner.wire.measurements import Machine as Measured
 from tests.made_up_runs import keep
 from tests.unit import verify_checks
+from tests.web import PageReader
 
 DOCS = Path(__file__).parents[2] / "docs"
 GIB = 1 << 30
@@ -602,37 +602,13 @@ def test_the_verdict_is_that_of_all_checks() -> None:
     assert plain["machine"]["gpus"][0]["uuid"] == UUIDS[0]
 
 
-class Reader(HTMLParser):
-    """Collects the texts and the links of a page, and checks that elements are closed."""
-
-    def __init__(self, source: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.links: list[str] = []
-        self.ids: list[str] = []
-        self._open: list[str] = []
-        self.feed(source)
-        assert self._open == []
-
-    def handle_starttag(self, tag: str, attributes: Sequence[tuple[str, str | None]]) -> None:
-        found = dict(attributes)
-        self.tags.append(tag)
-        self.links += [found[name] or "" for name in ("href", "src") if name in found]
-        self.ids += [found["id"] or ""] if "id" in found else []
-        if tag not in {"meta", "link"}:
-            self._open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self._open.pop() == tag
-
-
 def test_the_page_is_whole_and_runs_nothing(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     report.write_page(reported(GOOD, BAD, SKIPPED), path)
     text = path.read_text()
     assert path.stat().st_mode & 0o777 == 0o600
-    read = Reader(text)
-    assert read.ids == ["feed", "current", "skipped"]
+    read = PageReader(text)
+    assert [name for name, _ in read.ids] == ["feed", "current", "skipped"]
     assert read.links == ["data:,", "#current", "#feed", "#skipped"]
     assert "script" not in read.tags
     assert "script-src 'none'" in text.replace("&#x27;", "'")

@@ -104,7 +104,7 @@ def test_a_pointer_that_names_no_wheel_is_an_error(shared: Path, host: Path, poi
         obtain(shared)
 
 
-def test_a_shared_folder_that_cannot_be_read_is_an_error(tmp_path: Path, host: Path) -> None:
+def test_a_shared_folder_that_cannot_be_read_is_an_error(host: Path) -> None:
     with pytest.raises(InstallError, match="--wheels nonsense://x "):
         obtain("nonsense://x")
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tests.engines import EngineError
 from tests.engines.versions import KUBERNETES
+from tests.programs import run
 
 CACHE = Path.home() / ".cache" / "horovod_runner" / "engines"
 PROGRAMS = (
@@ -128,14 +129,8 @@ def _write_module(go: str, source: Path) -> None:
 
 
 def _go(command: list[str], folder: Path) -> str:
-    done = subprocess.run(
-        ["nice", "-n", "19", *command],
-        cwd=folder,
-        env={**os.environ, "CGO_ENABLED": "0"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    without_c = {"CGO_ENABLED": "0"}
+    done = run("nice", "-n", 19, *command, cwd=folder, variables=without_c, timeout=None)
     if done.returncode:
         raise EngineError(f"Kubernetes: {' '.join(command)} failed: {done.stderr[-1000:]}")
     return done.stdout

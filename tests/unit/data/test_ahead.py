@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import hashlib
-import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -14,6 +12,7 @@ from itertools import count
 import pytest
 
 from horovod_runner.data.feed.ahead import Ahead
+from tests.programs import run_python
 
 
 def test_prefetching_is_bounded() -> None:
@@ -119,9 +118,7 @@ def loop(work: Callable[[int], int]) -> Iterator[int]:
 
 def test_python_exits_while_a_global_keeps_a_loop() -> None:
     program = "from tests.unit.data.test_ahead import loop; kept = loop(abs); print(next(kept))"
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
-    )
+    done = run_python(program, check=True)
     assert (done.stdout, done.stderr) == ("0\n", "")
 
 
