@@ -39,6 +39,11 @@ IMPORT_HOOKS: Final = (
         ".worker.interpreter.debuggers:explain_getpass",
         "getpass() ends with an error that does not name the rank",
     ),
+    ImportHook(
+        "hdfs_native.fsspec",
+        ".host.folders.hdfs:keep_in_children",
+        "processes that a rank forks after it has used HDFS wait for ever",
+    ),
     _vital(
         "horovod",
         ".integrations.keras.distributed.horovod_modules:replace",

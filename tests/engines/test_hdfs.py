@@ -12,7 +12,13 @@ from multiprocessing import get_context
 import fsspec
 import pytest
 
-from horovod_runner import CheckpointError, DataError, load_checkpoint, save_checkpoint
+from horovod_runner import (
+    CheckpointError,
+    DataError,
+    HorovodRunner,
+    load_checkpoint,
+    save_checkpoint,
+)
 from horovod_runner.data import parquet
 from horovod_runner.host.folders.opening import open_folder
 from tests.conftest import Ranks
@@ -36,10 +42,25 @@ class TestHdfs(AnyStore):
 
 def test_a_process_that_has_used_hdfs_can_fork(hadoop: Hadoop) -> None:
     assert open_folder(f"{hadoop.url}/before-a-fork").names() == []
+    fsspec.get_filesystem_class("hdfs").clear_instance_cache()
+    assert open_folder(f"{hadoop.url}/before-another-fork").names() == []
+    assert fork() == 0
+
+
+def test_a_rank_that_has_used_hdfs_by_itself_can_fork(hadoop: Hadoop) -> None:
+    def main() -> int | None:
+        fsspec.core.url_to_fs(f"{hadoop.url}/")[0].exists("/")
+        return fork()
+
+    assert HorovodRunner(np=-1).run(main) == 0
+
+
+def fork() -> int | None:
+    """Fork a process as a DataLoader with workers does; returns its exit code."""
     child = get_context("fork").Process(target=int)
     child.start()
     child.join()
-    assert child.exitcode == 0
+    return child.exitcode
 
 
 def train(steps: int, wait: Callable[[], None]) -> int:

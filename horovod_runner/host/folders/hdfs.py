@@ -9,7 +9,9 @@ import shutil
 import socket
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import IO, Any, Final, TypeVar
 from urllib.parse import urlsplit
 from xml.etree import ElementTree
@@ -47,6 +49,27 @@ GET_TICKET: Final = (
     "HADOOP_TOKEN_FILE_LOCATION name a file with a delegation token of this NameNode that has not "
     "expired (hdfs fetchdt)."
 )
+
+
+@cache
+def keep_in_children(module: ModuleType) -> None:
+    """Let processes fork that have used HDFS: with an import hook for ``hdfs_native.fsspec``.
+
+    Its clients wait for their threads when they are deleted. A forked child has no such threads,
+    and fsspec deletes its file systems there: the child would wait for ever.
+    """
+    held: list[Any] = []
+    never_deleted: list[Any] = []
+
+    def hold() -> None:
+        for each in (module.HdfsFileSystem, module.ViewfsFileSystem):
+            held.extend(each._cache.values())
+
+    def keep() -> None:
+        never_deleted.extend(held)
+        held.clear()
+
+    os.register_at_fork(before=hold, after_in_parent=held.clear, after_in_child=keep)
 
 
 def is_hdfs(url: str) -> bool:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
-from weakref import WeakSet
 
 from horovod_runner.common.text import without_password
 from horovod_runner.host.folders import hdfs
@@ -28,24 +28,6 @@ _HADOOP_CONF: Final = ("HADOOP_CONF_DIR", "HADOOP_HOME")
 # Where Spark puts the driver's HADOOP_CONF_DIR in a container of YARN's.
 _IN_CONTAINER: Final = Path("__spark_conf__") / "__hadoop_conf__"
 _WHERE: Final = "Install it on the driver and on the executors."
-
-# hdfs-native's clients wait for their threads when they are deleted. A forked child has no such
-# threads, and fsspec deletes its file systems there: the child would wait for ever.
-_clients: Final[WeakSet[Any]] = WeakSet()
-_during_fork: Final[list[Any]] = []
-_never_deleted: Final[list[Any]] = []
-
-
-def _keep_in_child() -> None:
-    _never_deleted.extend(_during_fork)
-    _during_fork.clear()
-
-
-os.register_at_fork(
-    before=lambda: _during_fork.extend(_clients),
-    after_in_parent=_during_fork.clear,
-    after_in_child=_keep_in_child,
-)
 
 
 def file_system(url: str, **options: Any) -> tuple[Any, str]:
@@ -89,7 +71,7 @@ def file_system(url: str, **options: Any) -> tuple[Any, str]:
             "port in the URL."
         ) from None
     if scheme in hdfs.SCHEMES:
-        _clients.add(files)
+        hdfs.keep_in_children(sys.modules[type(files).__module__])
     return files, str(path)
 
 
