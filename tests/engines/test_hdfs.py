@@ -48,8 +48,10 @@ def test_a_process_that_has_used_hdfs_can_fork(hadoop: Hadoop) -> None:
 
 
 def test_a_rank_that_has_used_hdfs_by_itself_can_fork(hadoop: Hadoop) -> None:
+    url = f"{hadoop.url}/"
+
     def main() -> int | None:
-        fsspec.core.url_to_fs(f"{hadoop.url}/")[0].exists("/")
+        fsspec.core.url_to_fs(url)[0].exists("/")
         return fork()
 
     assert HorovodRunner(np=-1).run(main) == 0
