@@ -33,6 +33,13 @@ def test_the_docs_show_the_layers_of_the_import_contract() -> None:
     assert [re.findall(r"`(\w+)`", row) for row in rows] == layers()
 
 
+def test_files_that_the_docs_name_are_there() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    named = set(re.findall(r"\b(?:\w+/)+\w+\.py\b", page))
+    assert len(named) > 40
+    assert [file for file in named if not any((at / file).exists() for at in (PACKAGE, ROOT))] == []
+
+
 def test_every_module_and_room_has_a_place_in_the_layers() -> None:
     named = {name for layer in layers() for name in layer}
     top = {path.stem for path in PACKAGE.glob("*.py")} | {
