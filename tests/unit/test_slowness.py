@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import msgspec
 import numpy as np
 import pytest
 from msgspec import structs
@@ -270,6 +271,14 @@ def test_reductions_before_the_first_step_of_an_optimizer_are_no_steps() -> None
     for steps in ({"reductions": 1}, {"optimizer": 20, "reductions": 21}, {"optimizer": 9}):
         profile.add(Profile(0, 0.0, 1.0, steps=steps))
     assert profile.steps(0) == 29
+
+
+def test_counts_of_a_hostile_rank_stay_within_what_a_record_can_hold() -> None:
+    profile = RunProfile()
+    for number in range(MAX_ROWS + 1):
+        counts = {"batches": 2**63 - 1, "steps": -(2**63)}
+        profile.add(Profile(0, float(number), 1.0, counts, bytes=2**63 - 1), now=float(number))
+    assert msgspec.msgpack.encode(profile.saved())
 
 
 def test_rows_are_merged_when_there_are_many() -> None:

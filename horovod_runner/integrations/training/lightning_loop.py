@@ -71,7 +71,7 @@ def _feed(training: LightningTraining, shard: Shard, *, is_training: bool) -> An
     if not training.pairs:
         flat = dict.fromkeys(flat_names(training.columns.values()))
         return shard.to_torch(**{**options, "columns": list(flat) or None})
-    before = options["transform"]
+    before = options.get("transform")
 
     def pair(batch: dict[str, Any]) -> tuple[Any, Any]:
         changed = batch if before is None else before(batch)

@@ -10,6 +10,7 @@ import msgspec
 
 from horovod_runner.wire.measurements import Profile, steps_of
 
+_MOST: Final = 2**63 - 1  # what a record can hold: a hostile rank may count further
 #: What a rank's main thread spends its time with beside computing.
 SPENT: Final = ("data", "waiting", "moving", "report", "checkpoint")
 
@@ -78,8 +79,9 @@ def _added(first: RankTotals | Profile, second: Profile, sign: int = 1) -> dict[
 def _sum(first: Any, second: Any, sign: int) -> Any:
     if isinstance(second, dict):
         names = {**first, **second}
-        return {name: first.get(name, 0) + sign * second.get(name, 0) for name in names}
-    return first + sign * second
+        return {name: _sum(first.get(name, 0), second.get(name, 0), sign) for name in names}
+    total = first + sign * second
+    return total if isinstance(total, float) else max(-_MOST, min(total, _MOST))
 
 
 def spent_of(profile: Profile) -> dict[str, float]:
