@@ -54,7 +54,7 @@ def run(
 
 
 def run_python(code: str, *arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run code, which may be indented, in a Python of its own, as `run` does."""
+    """Run code in a new Python process, as `run` does. The code may be indented."""
     return run(sys.executable, "-c", textwrap.dedent(code), *arguments, **options)
 
 

@@ -32,6 +32,7 @@ from horovod_runner.common.descriptors import lock_byte, unlock_byte, write_all
 from horovod_runner.common.files import file_sha256, is_full
 from horovod_runner.common.limits import DEFAULTS, Limits
 from horovod_runner.common.numbers import check_saved
+from horovod_runner.common.threads import start_thread
 from horovod_runner.host.folders.folder import PART
 from horovod_runner.host.folders.opening import open_folder
 from horovod_runner.host.folders.problems import FULL_TEMPORARY, describe
@@ -152,8 +153,7 @@ class Saver:
             with held:
                 write(*args)
 
-        self._thread = threading.Thread(target=run, name="horovod_runner-saver", daemon=True)
-        self._thread.start()
+        self._thread = start_thread("saver", run)
 
     def finish(self) -> None:
         """Wait until the last checkpoint is written."""

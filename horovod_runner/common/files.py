@@ -48,7 +48,7 @@ def memory_file(purpose: str) -> IO[bytes]:
 
     An unnamed temporary file takes its place where the system has no such files.
     """
-    with suppress(AttributeError, OSError):  # there is no such call, or a sandbox forbids it
+    with suppress(AttributeError, OSError):  # missing here, or a sandbox forbids it
         return open(os.memfd_create(f"horovod_runner-{purpose}"), "r+b", buffering=0)
     return unnamed_file(purpose)
 

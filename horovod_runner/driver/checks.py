@@ -17,7 +17,7 @@ class Checks:
     Attributes:
         hang: decides whether the run hangs.
         waits: finds which ranks a collective of torch.distributed waits for.
-        weights: compares the ranks' weights; None: nobody wants that.
+        weights: compares the ranks' weights; None if the run does not check them.
     """
 
     hang: HangWatch

@@ -59,8 +59,8 @@ class Observer:
     ) -> None:
         """Called when the tasks may be doing without this process.
 
-        They do not reach the address. ``wake`` makes the supervisor call :meth:`idle`; ``task_0``
-        is as in :class:`~horovod_runner.driver.launcher.Launch`.
+        They do not reach the ``address``. ``wake`` makes the supervisor call :meth:`idle`;
+        ``task_0`` is as in :class:`~horovod_runner.driver.launcher.Launch`.
         """
 
     def say_detached(self) -> None:

@@ -13,7 +13,7 @@ from horovod_runner.wire.job import Job, Outcome
 
 
 class TaskLostError(LaunchError):
-    """A task, whose number it has, ended without an outcome."""
+    """A task ended without an outcome; the error has the task's number."""
 
     def __init__(self, task: int, reason: str) -> None:
         super().__init__(reason)

@@ -42,7 +42,7 @@ class Supervisor:
 
     Attributes:
         notes: the comparison of what the ranks' code does.
-        weights: the comparison of their weights; None: nobody wants that.
+        weights: the comparison of their weights; None if the run does not check them.
         problem: why the attempt cannot succeed, where that is no rank's failure.
         failed: the ranks that failed by themselves, by task, in the order of their reports.
     """

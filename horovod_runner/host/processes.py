@@ -64,7 +64,7 @@ def family(pid: int) -> list[Use]:
 
 
 def use(pid: int) -> Use:
-    """What one process has used. Raises an OSError if there is no such process."""
+    """What a process has used. Raises an OSError if it does not exist."""
     with open(f"/proc/{pid}/stat", "rb") as file:
         # The name, in brackets, may hold anything. See proc(5) for what comes after it.
         fields = file.read().rpartition(b")")[2].split()

@@ -10,7 +10,7 @@ from typing import BinaryIO, Final
 
 from horovod_runner.errors import HorovodRunnerError
 
-#: What to do if the disk of the folder is full.
+#: The advice when the folder's disk is full.
 MORE_ROOM: Final = "Free space there, or set XDG_STATE_HOME to a folder on another disk."
 
 
@@ -18,7 +18,7 @@ def state_folder() -> Path:
     """``$XDG_STATE_HOME/horovod_runner`` or ~/.local/state/horovod_runner.
 
     Raises:
-        HorovodRunnerError: there is no home folder.
+        HorovodRunnerError: this user has no home folder.
     """
     if state := os.environ.get("XDG_STATE_HOME"):
         return Path(state, "horovod_runner")

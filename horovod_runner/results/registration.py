@@ -13,6 +13,7 @@ import msgspec
 
 from horovod_runner.common.files import is_full, write_problem
 from horovod_runner.common.slots import RankInfo
+from horovod_runner.common.threads import start_thread
 from horovod_runner.errors import HorovodRunnerError
 from horovod_runner.results.private_files import MORE_ROOM, replaced
 from horovod_runner.results.registry import STOP, WRITE, Entry, born, folder, forget
@@ -66,10 +67,7 @@ class Registration(Sink):
                     f", `stop` and `top` do not find it. {MORE_ROOM}"
                 )
             return self
-        self._thread = threading.Thread(
-            target=self._listen, name="horovod_runner-stop", daemon=True
-        )
-        self._thread.start()
+        self._thread = start_thread("stop", self._listen)
         return self
 
     def __exit__(self, *_: object) -> None:

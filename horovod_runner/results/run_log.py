@@ -142,7 +142,7 @@ class RunLog:
     """
 
     run: Run
-    path: Path | None = None  # None: there is no file
+    path: Path | None = None  # None: it is kept in memory alone
     clock: Callable[[], float] | None = None  # None: the run's
     flush_seconds: float = 5.0
     least_appended: int = 8 << 20  # bytes, before the file is written anew
@@ -302,7 +302,7 @@ def _events(file: BinaryIO) -> Iterator[tuple[float, Event]]:
 
 
 def load(path: str | os.PathLike[str]) -> Run:
-    """Read a run. What it says is as it was when the file was written."""
+    """Read a run, in the state in which its file was last written."""
     return LogReader(path).run
 
 

@@ -29,7 +29,7 @@ _FULL: Final = "The disk is full: free space, or give the sink another place."
 
 
 class FanOut:
-    """Passes each event to the log, and then to all sinks: the user's have threads of their own."""
+    """Passes each event to the log, then to all sinks. Each sink of the user has its own thread."""
 
     def __init__(
         self,

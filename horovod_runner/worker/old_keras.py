@@ -128,7 +128,7 @@ def _attribute(error: AttributeError, line: str) -> OldName | None:
 def _is_keras(thing: object, kind: str) -> bool:
     """Whether an object, or else a class of this name, is a model or optimizer of Keras.
 
-    There is no object in an exception that TensorFlow has made of another one.
+    The object is None where TensorFlow has replaced the exception that had it.
     """
     if thing is not None:
         return any(base.__module__.partition(".")[0] == "keras" for base in type(thing).__mro__)

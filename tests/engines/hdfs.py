@@ -184,7 +184,7 @@ def with_kerberos() -> Iterator[Cluster]:
     The user `me` has a ticket in the cache that KRB5CCNAME names in the cluster's variables.
 
     Raises:
-        EngineError: there is no KDC, and apt could not install one; or it cannot run here.
+        EngineError: krb5kdc is missing and apt could not install it, or it does not run here.
     """
     subprocess.run([ROOT / ".ci" / "debian-packages", *_KDC_PACKAGES], check=False)
     if shutil.which("krb5kdc", path=_PATH) is None:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Generic, TypeVar
 
+from horovod_runner.common.threads import start_thread
+
 S = TypeVar("S")
 T = TypeVar("T")
 
@@ -35,8 +37,7 @@ class Ahead(Iterator[T], Generic[S, T]):
         self._drawing = threading.Lock()
         self._is_helped = is_helped
         self._closed = self._ended = False
-        self._thread = threading.Thread(target=self._run, name="horovod_runner-feed", daemon=True)
-        self._thread.start()
+        self._thread = start_thread("feed", self._run)
 
     def _run(self) -> None:
         while self._room.acquire() and not self._closed:

@@ -199,7 +199,7 @@ def names_of(available: Columns, options: FeedOptions) -> list[str]:
     """The columns that a batch needs, in the dataset's order.
 
     Raises:
-        DataError: there is no such column, or it cannot become a tensor.
+        DataError: the data lack a column, or a column cannot become a tensor.
         TypeError: ``columns`` is neither a list of names nor a mapping.
         ValueError: ``columns`` is empty.
     """

@@ -68,7 +68,7 @@ class Reader(Protocol):
         """Some columns as they are packed: a list may turn out to be a vector.
 
         Raises:
-            DataError: there is no such column, or it cannot become a tensor.
+            DataError: the data lack a column, or a column cannot become a tensor.
         """
 
     def chunks(self, unit: int, layout: Layout) -> Iterator[Chunk]:

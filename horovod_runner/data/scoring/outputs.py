@@ -75,7 +75,7 @@ class OutputType:
 
     @classmethod
     def of(cls, values: Any) -> OutputType:
-        """The type of a column for some values; one number per row is no array."""
+        """The type of a column with these values. One number per row makes no array column."""
         if not isinstance(values, np.ndarray):
             first = next((value for value in values if value is not None), None)
             if isinstance(first, np.ndarray):

@@ -46,7 +46,7 @@ class HorovodModel(Model, ModelParams, Saveable):  # type: ignore[misc]
 
     @abstractmethod
     def _arrange(self, columns: Mapping[str, str]) -> Arrange:
-        """What gives the inputs the shapes and types that the model takes, by part's column."""
+        """Return what gives inputs the model's shapes and types, by the column of each part."""
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
         from pyspark.sql import functions

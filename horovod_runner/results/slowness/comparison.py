@@ -17,7 +17,7 @@ _MAX_PENDING: Final = 10_000
 
 
 class Comparison:
-    """The collectives of a run that all ranks have told of; what it finds is added to totals."""
+    """Compares when the ranks began each collective, and adds what it finds to their totals."""
 
     def __init__(self, totals: Mapping[int, RankTotals]) -> None:
         self._totals = totals

@@ -102,7 +102,7 @@ class Arrivals:
             return folder
         try:
             folder = saved_run.folder()
-        except HorovodRunnerError as error:  # there is no home folder
+        except HorovodRunnerError as error:  # this user has no home folder
             raise OSError(f'{error}: name a folder, torch_profiler="DIR"') from error
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return folder

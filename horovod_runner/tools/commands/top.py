@@ -47,7 +47,7 @@ class Seen(msgspec.Struct):
     """A run as far as it can be seen from here."""
 
     run_id: str
-    problem: str  # why there is no view of it, or only an old one; empty if all is well
+    problem: str  # why the view is missing or old; empty if all is well
     live: Live | None  # what it was doing when its driver wrote its log last
     entry: Entry | None  # what its driver wrote at the begin; None if only processes are left
 

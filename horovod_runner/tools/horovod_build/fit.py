@@ -17,7 +17,7 @@ _SHOWN = 3  # the wheels whose obstacle is told one by one
 
 @dataclass(frozen=True)
 class Wish:
-    """What a wheel is wanted for."""
+    """What the user needs a wheel for."""
 
     frameworks: tuple[toolchain.Framework, ...]
     gpu: bool | None  # None: for GPUs where `wants_gpu` says so

@@ -28,7 +28,7 @@ class VerifyReading(msgspec.Struct, frozen=True, tag="reading"):
 
 
 class VerifyCase(msgspec.Struct, frozen=True):
-    """What a check is run with."""
+    """What a check is given."""
 
     machine: ThisMachine
     quick: bool  # whether to use tiny sizes. Speeds mean nothing then, and are not judged
@@ -74,7 +74,7 @@ class VerifyCheck:
 
     page: str  # where the docs say so: a page, and a heading in it
     limit: float  # seconds after which it is ended, and has failed
-    # Yields the readings. It runs in a process of its own, and may start ranks.
+    # Yields the readings. The check runs in its own process, and may start ranks.
     function: Callable[[VerifyCase], Iterable[VerifyReading]]
     needs: Needs  # otherwise it is skipped
 
