@@ -10,6 +10,7 @@ import sys
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, overload
 
@@ -18,6 +19,7 @@ from horovod_runner.worker import context
 
 T = TypeVar("T")
 How = Literal["rank 0", "any", "all", "mean", "min", "max"]
+_HOWS = get_args(How)
 _NAME = "agree"
 _SHOWN = 4  # ranks of each kind
 _LARGEST = 2**63 - 1  # that travels as an integer
@@ -64,8 +66,8 @@ def agree(value: Any, how: How = "rank 0") -> Any:
         TypeError: ``value`` is not a number.
         ValueError: ``how`` is unknown.
     """
-    if how not in get_args(How):
-        raise ValueError(f"agree: how must be one of {', '.join(get_args(How))}, not {how!r}")
+    if how not in _HOWS:
+        raise ValueError(f"agree: how must be one of {', '.join(_HOWS)}, not {how!r}")
     number = None if how == "rank 0" else _number(value, how)
     rank = context.current()
     if rank is None or rank.size == 1:
@@ -78,9 +80,7 @@ def agree(value: Any, how: How = "rank 0") -> Any:
         )
     ranks = connected("agree compares the values of the ranks")
     caller = sys._getframe(1)
-    # Without the folder, which may differ by host.
-    place = f"{Path(caller.f_code.co_filename).name}:{caller.f_lineno}"
-    asked = f"agree(how={how!r}) at {place}"
+    asked = _call_of(how, caller.f_code.co_filename, caller.f_lineno)
     if number is not None:
         # Each rank knows the numbers and types of all, so the results are alike.
         sent = [number, 1] if isinstance(number, int) else [_packed(number), 0]
@@ -90,6 +90,12 @@ def agree(value: Any, how: How = "rank 0") -> Any:
     count, _ = _same_call(ranks, asked, [len(data)])[0]
     received = ranks.broadcast(data, count, name=_NAME)
     return pickle.loads(received) if rank.rank else value  # noqa: S301 - rank 0 sent it
+
+
+@lru_cache
+def _call_of(how: How, file: str, line: int) -> str:
+    # Without the folder, which may differ by host.
+    return f"agree(how={how!r}) at {Path(file).name}:{line}"
 
 
 def _pickled(value: Any) -> bytes:

@@ -17,7 +17,7 @@ from tests.choose import read
 
 PACKAGE = "horovod_runner"
 #: Seconds of tests for one change: what costs more than this to notice is not noticed.
-MOST_SECONDS = 600.0
+MOST_SECONDS = 300.0
 
 
 def changed_lines(here: Path, there: Path) -> set[tuple[str, int]]:

@@ -103,7 +103,9 @@ def fitted_label(
         label: as the data have it.
         function: a metric that gets the label; None: the loss gets it.
     """
-    name = getattr(loss, "__name__", type(loss).__name__)
+    # Asking a module for a name that it lacks takes longer than all the rest.
+    named = type(loss) if isinstance(loss, torch.nn.Module) else loss
+    name = getattr(named, "__name__", type(loss).__name__)
     if name in _CLASS_LOSSES and label.ndim < output.ndim:
         return label.long()
     if label.shape != output.shape and label.numel() == output.numel():

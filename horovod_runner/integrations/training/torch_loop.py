@@ -119,6 +119,7 @@ class _Loop:
         self._rates = [group["lr"] for group in optimizer.param_groups]
         self._numbers: dict[str, float] = {}  # the metrics of the epoch
         self._sums = self._no_sums()  # of the epoch's metrics, over rows
+        self._ranks = hvd.size()
         self._is_sum = getattr(training.loss, "reduction", "mean") == "sum"
         self._known_shares: dict[Feed[Any], tuple[list[int], list[float], list[float]]] = {}
         self._step_callbacks = [
@@ -134,7 +135,7 @@ class _Loop:
             moved = hasattr(torch.amp, "GradScaler")  # since torch 2.3
             self._scaler = torch.amp.GradScaler("cuda") if moved else torch.cuda.amp.GradScaler()
         self._rows = batch_norm.CountedRows()
-        if training.syncs_batch_norm and hvd.size() > 1:
+        if training.syncs_batch_norm and self._ranks > 1:
             self._rows = batch_norm.synchronize(model)
 
     def train_epoch(self) -> None:
@@ -262,7 +263,7 @@ class _Loop:
             "sums": self._sums.totals() if self._step else {},
             "feed": self._batches.state_dict(),
             "scaler": {} if self._scaler is None else self._scaler.state_dict(),
-            "ranks": hvd.size(),
+            "ranks": self._ranks,
         }
         save_checkpoint(state, done, numbers)
 
@@ -275,7 +276,7 @@ class _Loop:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.training.scales_learning_rate:  # it may come from another number of ranks
-            scale(self.optimizer.param_groups, hvd.size() / state["ranks"])
+            scale(self.optimizer.param_groups, self._ranks / state["ranks"])
         self.history.update(state["history"])
         self.epoch, self._step = int(state["epoch"]), int(state["step"])
         if self._scaler is not None and state["scaler"]:
@@ -307,14 +308,14 @@ class _Loop:
         if feed not in self._known_shares:
             rows = [feed.real_rows(number) for number in range(len(feed))]
             of_all = torch.tensor(rows, dtype=torch.float64)
-            if hvd.size() > 1:
+            if self._ranks > 1:
                 of_all = hvd.allreduce(of_all, op=hvd.Sum, name="horovod_runner.training.rows")
             # The estimators add up the means of a step's passes, as Horovod's do.
             is_whole = self.training.global_batch and feed is self._batches
             passes = self._passes if is_whole else 1
             step = torch.arange(len(rows)) // passes
             of_step = torch.zeros(len(rows), dtype=torch.float64).index_add_(0, step, of_all)
-            shares = torch.tensor(rows) * hvd.size() / of_step[step]
+            shares = torch.tensor(rows) * self._ranks / of_step[step]
             self._known_shares[feed] = rows, shares.tolist(), of_step[step].tolist()
         return self._known_shares[feed]
 
@@ -323,16 +324,16 @@ class _Loop:
 
         It is the share of the rows, unless the loss is a sum, or a mean over something else.
         """
-        if not self.training.global_batch or hvd.size() == 1 or len(batch.labels) > 1:
+        if not self.training.global_batch or self._ranks == 1 or len(batch.labels) > 1:
             return batch.share
         if self._is_sum:
-            return float(hvd.size()) if batch.rows else 0.0
+            return float(self._ranks) if batch.rows else 0.0
         own = divisor_of(self.training.loss, batch.labels[0])
         if own is None:
             return batch.share
         own = own * (batch.rows > 0)
         everywhere = hvd.allreduce(own, op=hvd.Sum, name="horovod_runner.training.divisors")
-        return own * hvd.size() / everywhere * (batch.share > 0)
+        return own * self._ranks / everywhere * (batch.share > 0)
 
     def _add(
         self, outputs: Sequence[torch.Tensor], batch: Batch, loss: torch.Tensor, share: Any
@@ -352,7 +353,7 @@ class _Loop:
             with torch.no_grad():
                 self._sums.add(name, metric.function(output, label), batch.rows)
         # The part of the step's loss that is this rank's, times the rows of the step.
-        part, rows = loss.detach(), batch.step_rows / hvd.size()
+        part, rows = loss.detach(), batch.step_rows / self._ranks
         if isinstance(share, float):
             self._sums.add("loss", part, rows * share)
         else:
