@@ -106,6 +106,21 @@ def test_the_user_chooses_frameworks_gpu_and_mpi(machine: Machine) -> None:
     assert described.endswith("with Gloo, MPI (the system's, 4.1.4)")
 
 
+def test_the_mpich_package_of_an_activated_environment_is_not_the_systems_mpi(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place, version in {"environment": "5.0.2", "system": "4.1.4"}.items():
+        folder = tmp_path / place / "bin"
+        folder.mkdir(parents=True)
+        for name in ("mpicxx", "mpirun"):
+            (folder / name).write_text(f"#!/bin/sh\necho {version}\n")
+            (folder / name).chmod(0o755)
+    folders = [str(tmp_path / place / "bin") for place in ("environment", "system")]
+    monkeypatch.setenv("PATH", os.pathsep.join([*folders, os.environ["PATH"]]))
+    monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path / "environment"))
+    assert toolchain.find_system_mpi() == SYSTEM_MPI
+
+
 def test_the_mpich_package_is_used_if_it_is_installed(machine: Machine, tmp_path: Path) -> None:
     assert machine.plan().mpi is None
     lib = Path(os.path.realpath(sysconfig.get_path("data")), "lib")

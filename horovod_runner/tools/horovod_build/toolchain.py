@@ -179,11 +179,19 @@ def find_tool(
 
 
 def tool_path(*, scripts_first: bool = True) -> str:
-    """PATH with the scripts folder of this Python environment, even if it is not activated."""
-    scripts = sysconfig.get_path("scripts")
-    others = os.environ.get("PATH", os.defpath).split(os.pathsep)
-    others = [entry for entry in others if os.path.realpath(entry) != os.path.realpath(scripts)]
-    return os.pathsep.join([scripts, *others] if scripts_first else [*others, scripts])
+    """PATH with the scripts folder of this Python environment, even if it is not activated.
+
+    Without ``scripts_first`` the system's programs come before those of this environment, and of
+    the one that is activated: its mpich package is not the system's MPI, either.
+    """
+    scripts = os.path.realpath(sysconfig.get_path("scripts"))
+    activated = os.path.realpath(Path(os.environ.get("VIRTUAL_ENV", sys.prefix), "bin"))
+    entries = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    others = [entry for entry in entries if os.path.realpath(entry) != scripts]
+    if scripts_first:
+        return os.pathsep.join([scripts, *others])
+    others.sort(key=lambda entry: os.path.realpath(entry) == activated)
+    return os.pathsep.join([*others, scripts])
 
 
 @dataclass(frozen=True)
