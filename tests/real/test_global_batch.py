@@ -191,7 +191,7 @@ def trained(size: int) -> dict[str, list[Any]]:
 
 def assert_equal(weights: list[Any], expected: list[Any]) -> None:
     for one, other in zip(weights, expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=0, atol=TOLERANCE)
+        np.testing.assert_allclose(one, other, rtol=TOLERANCE, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("name", TRAININGS)
