@@ -94,21 +94,15 @@ def train(training: TorchTraining, train: Shard, valid: Shard | None) -> Trained
 
 
 class _Loop:
-    """The state of a training on this rank, between its batches.
-
-    Attributes:
-        history: the metrics of the epochs that are done, by name.
-        epoch: how many epochs are done.
-        is_over: whether the metrics have stopped improving.
-    """
+    """The state of a training on this rank, between its batches."""
 
     def __init__(
         self, training: TorchTraining, model: torch.nn.Module, optimizer: Any, batches: Feed[Any]
     ) -> None:
         self.training, self.model, self.optimizer = training, model, optimizer
-        self.history: dict[str, list[float]] = {}
-        self.epoch = 0
-        self.is_over = False
+        self.history: dict[str, list[float]] = {}  # the metrics of the epochs that are done
+        self.epoch = 0  # how many epochs are done
+        self.is_over = False  # whether the metrics have stopped improving
         self._batches = batches
         self._call = caller(model)
         self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
