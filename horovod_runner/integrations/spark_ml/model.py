@@ -163,7 +163,8 @@ class TrainedModel(Model, ColumnParams, Saveable):  # type: ignore[misc]
             column = functions.col(quoted(name))
             type_ = scored.schema[name].dataType.simpleString()
             if type_ in ("array<float>", "array<double>"):
-                converted[name] = array_to_vector(column.cast("array<double>"))
+                column = array_to_vector(column.cast("array<double>"))
             elif type_ == "float":  # evaluators of Spark ML take double
-                converted[name] = column.cast("double")
+                column = column.cast("double")
+            converted[name] = column
         return scored.withColumns(converted)

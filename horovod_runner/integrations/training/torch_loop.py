@@ -55,10 +55,6 @@ class Batch:
     step_rows: float
     ends_step: bool
 
-    def for_user(self) -> tuple[Any, Any]:
-        """Inputs and labels as a user's step takes them."""
-        return paired(self.inputs, self.labels)
-
 
 def train(training: TorchTraining, train: Shard, valid: Shard | None) -> Trained | None:
     """Train a module on this rank; see Training.train."""
@@ -188,7 +184,7 @@ class _Loop:
             if training.step is None:
                 outputs = as_list(self._call(batch.inputs))
                 return outputs, total_loss(training, outputs, batch.labels, batch.weight)
-            result = training.step(self.model, *batch.for_user())
+            result = training.step(self.model, *paired(batch.inputs, batch.labels))
         if isinstance(result, tuple):
             return as_list(result[1]), result[0]
         return [], result
