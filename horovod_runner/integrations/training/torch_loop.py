@@ -34,26 +34,17 @@ _REPORTED = 10  # steps from one report to the next
 
 @dataclass(slots=True)
 class Batch:
-    """One batch on this rank.
+    """One batch on this rank."""
 
-    Attributes:
-        inputs: the model's inputs, by name.
-        labels: one tensor for each label.
-        weight: the rows' weights; None without a column of weights.
-        rows: this rank's rows, without padding.
-        share: the rows times the number of ranks, over the rows of all ranks in the whole step:
-            with it the average over the ranks is the mean over all rows of the step.
-        step_rows: the rows of all ranks in the whole step.
-        ends_step: whether the optimizer steps after it.
-    """
-
-    inputs: dict[str, Any]
+    inputs: dict[str, Any]  # the model's, by name
     labels: list[torch.Tensor]
-    weight: torch.Tensor | None
-    rows: int
+    weight: torch.Tensor | None  # the rows' weights; None without a column of weights
+    rows: int  # this rank's, without padding
+    # The rows times the number of ranks, over the rows of all ranks in the whole step: with it the
+    # average over the ranks is the mean over all rows of the step.
     share: float
-    step_rows: float
-    ends_step: bool
+    step_rows: float  # the rows of all ranks in the whole step
+    ends_step: bool  # whether the optimizer steps after it
 
 
 def train(training: TorchTraining, train: Shard, valid: Shard | None) -> Trained | None:
