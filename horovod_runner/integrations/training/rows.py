@@ -91,8 +91,8 @@ def pack_once(
 ) -> TrainingRows:
     """The same rows, packed for several fits; they are removed once nothing refers to them.
 
-    They have the columns that any of the fits reads, and take at most ``limit`` bytes of a folder;
-    None is this machine's scratch folder.
+    They have the columns that any of the fits reads, and take at most ``limit`` bytes of a folder.
+    None means no limit, and this machine's scratch folder.
     """
     packed: dict[str, Staged] = {}
     shared = TrainingRows(rows.train, rows.valid, packed)

@@ -179,7 +179,7 @@ class Training(ABC):
 
     @abstractmethod
     def check(self, first: Mapping[str, Any]) -> None:
-        """Try the model on a few rows, the parts of a batch by ``columns``, in this process.
+        """Try the model in this process, on the parts of a small batch in the order of ``columns``.
 
         Raises:
             TypeError: model or optimizer is of another kind.
