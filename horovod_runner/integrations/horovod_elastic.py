@@ -69,16 +69,11 @@ def patch(elastic: Any) -> None:
 
 
 class _States:
-    """The states of this process, numbered in the order of their first use.
-
-    Attributes:
-        saved: what each state saved last, by its number.
-        steps: how many commits there were, in all attempts.
-    """
+    """The states of this process, numbered in the order of their first use."""
 
     def __init__(self) -> None:
-        self.saved: dict[int, dict[str, list[Any]]] = {}
-        self.steps = 0
+        self.saved: dict[int, dict[str, list[Any]]] = {}  # what each saved last, by its number
+        self.steps = 0  # how many commits there were, in all attempts
         self._loaded = False
         self._states: list[Any] = []
 

@@ -221,7 +221,6 @@ class ReportCallback(lightning.Callback):  # type: ignore[misc]
         self._saved = 0  # the last step that was saved: several batches may belong to one
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """As in Lightning's Callback, like the methods below."""
         self._saved = trainer.global_step  # of the checkpoint that the training resumes from
 
     def on_train_batch_end(

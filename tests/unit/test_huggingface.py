@@ -21,6 +21,8 @@ from horovod_runner.wire.job_file import CheckpointPlan
 from tests.stand_ins import Rank, as_rank
 
 STATE = SimpleNamespace(global_step=20, max_steps=40, epoch=1.25)
+ALONE, CONNECTED = SimpleNamespace(world_size=1), SimpleNamespace(world_size=2)
+PART = SimpleNamespace(dataset=SimpleNamespace(is_whole=False))  # a loader of one rank's rows
 
 
 @pytest.fixture
@@ -39,23 +41,20 @@ def not_connected(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("rank")
 def test_a_training_whose_ranks_are_not_connected_is_refused() -> None:
-    alone, connected = SimpleNamespace(world_size=1), SimpleNamespace(world_size=2)
     with pytest.raises(ValueError, match=r" 1 process .* 2 ranks.*\(use_cpu=True\)"):
-        ReportCallback().on_train_begin(alone, STATE, None)
-    ReportCallback().on_train_begin(connected, STATE, None)
+        ReportCallback().on_train_begin(ALONE, STATE, None)
+    ReportCallback().on_train_begin(CONNECTED, STATE, None)
 
 
 @pytest.mark.usefixtures("rank")
 def test_rows_that_are_one_ranks_part_already_are_refused() -> None:
-    connected = SimpleNamespace(world_size=2)
     for dataset in (SimpleNamespace(is_whole=True), [1, 2, 3]):
         loader = SimpleNamespace(dataset=dataset)
-        ReportCallback().on_train_begin(connected, STATE, None, train_dataloader=loader)
-    part = SimpleNamespace(dataset=SimpleNamespace(is_whole=False))
+        ReportCallback().on_train_begin(CONNECTED, STATE, None, train_dataloader=loader)
     with pytest.raises(DataError, match="whole=True"):
-        ReportCallback().on_train_begin(connected, STATE, None, train_dataloader=part)
+        ReportCallback().on_train_begin(CONNECTED, STATE, None, train_dataloader=PART)
     with pytest.raises(DataError, match="whole=True"):
-        ReportCallback().on_prediction_step(connected, STATE, None, eval_dataloader=part)
+        ReportCallback().on_prediction_step(CONNECTED, STATE, None, eval_dataloader=PART)
 
 
 @pytest.mark.usefixtures("rank")
@@ -111,11 +110,8 @@ def test_the_code_of_a_model_tells_whether_its_loss_is_a_mean_of_the_rank(
 
 
 def test_outside_a_run_and_on_one_rank_nothing_is_refused() -> None:
-    part = SimpleNamespace(dataset=SimpleNamespace(is_whole=False))
-    ReportCallback().on_train_begin(
-        SimpleNamespace(world_size=1), STATE, None, train_dataloader=part
-    )
-    ReportCallback().on_prediction_step(None, STATE, None, eval_dataloader=part)
+    ReportCallback().on_train_begin(ALONE, STATE, None, train_dataloader=PART)
+    ReportCallback().on_prediction_step(None, STATE, None, eval_dataloader=PART)
     assert resume_from() is None
 
 

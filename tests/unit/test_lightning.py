@@ -34,9 +34,8 @@ def lightning(monkeypatch: pytest.MonkeyPatch) -> Any:
     }
     for name, module in replacements.items():
         monkeypatch.setitem(sys.modules, name, module)
-    return load_anew(
-        "horovod_runner.integrations.lightning"
-    )  # other tests may import it with Lightning
+    # Other tests may import it with Lightning.
+    return load_anew("horovod_runner.integrations.lightning")
 
 
 @pytest.mark.parametrize(

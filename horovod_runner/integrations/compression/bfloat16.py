@@ -57,16 +57,10 @@ class BFloat16(WholeGradients):
 def reduce_bfloat16(
     tensors: Sequence[Any], name: str, size: int, where: Mapping[str, Any], *, average: bool
 ) -> list[Any]:
-    """Sum tensors of floating point numbers over the ranks, sent as bfloat16.
+    """Sum tensors of floating point numbers over ``size`` ranks, sent as bfloat16.
 
-    They have the same shapes on all ranks, and are overwritten where they are contiguous.
-
-    Args:
-        tensors: of this rank.
-        name: of the collectives, the same on all ranks.
-        size: the number of ranks that reduce.
-        where: the keyword argument ``process_set`` of the collectives, or nothing.
-        average: whether to divide the sums by ``size``.
+    They have the same shapes on all ranks, and are overwritten where they are contiguous. ``where``
+    is the keyword argument ``process_set`` of the collectives, or nothing.
     """
     sums = _Sums(tensors, name, size, where)
     sums.add(average=average)

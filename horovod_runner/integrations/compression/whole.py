@@ -26,25 +26,18 @@ class WholeGradients:
     def scaled_by(self, scaler: Any, *, is_reduced: bool) -> None:
         """Note which ``GradScaler`` has scaled the losses; it may change the scale after each step.
 
-        Args:
-            scaler: of the gradients of this step, which calls it before it divides them.
-            is_reduced: whether the gradients of this step were reduced before.
+        It is called before the gradients of a step are divided; ``is_reduced`` if they were reduced
+        before.
         """
 
     def reduce(
         self, gradients: Mapping[str, Any], op: Any, process_set: Any, prefix: str
     ) -> dict[str, Any]:
-        """Sum or average gradients over the ranks.
+        """Sum or average gradients over the ranks, by Horovod's ``op``.
 
-        Args:
-            gradients: by the name of the parameter, in an order that is the same on all ranks;
-                tensors of floating point numbers, which may be overwritten.
-            op: Horovod's Average or Sum.
-            process_set: the ranks that reduce.
-            prefix: of the names of the collectives, the same on all ranks.
-
-        Returns:
-            The reduced gradients, by the name of the parameter, with the same shapes.
+        They are tensors of floating point numbers by the name of the parameter, in an order that is
+        the same on all ranks, and may be overwritten. The reduced ones have the same shapes. The
+        names of the collectives begin with ``prefix``.
         """
         raise NotImplementedError
 

@@ -16,24 +16,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Arrange:
-    """Changes a batch, a dict of arrays or lists by part; pickled to the ranks.
+    """Changes a batch, a dict of arrays or lists by part; pickled to the ranks."""
 
-    Attributes:
-        columns: the column of each part.
-        shapes: what a part becomes, with -1 for the rows; parts that are not there stay as they
-            are.
-        dtypes: what the numbers of a part become.
-        row: called with each row, a dict by column; what it returns replaces the row.
-        edited: the NumPy types of columns that ``row`` adds, or returns in another type.
-        removed: columns that ``row`` does not return.
-    """
-
-    columns: Mapping[str, Any]
+    columns: Mapping[str, Any]  # the column of each part
+    # What a part becomes, with -1 for the rows; parts that are not there stay as they are.
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    dtypes: Mapping[str, str] = field(default_factory=dict)
+    dtypes: Mapping[str, str] = field(default_factory=dict)  # what the numbers of a part become
+    # Called with each row, a dict by column; what it returns replaces the row.
     row: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
+    # The NumPy types of columns that row adds, or returns in another type.
     edited: Mapping[str, str] = field(default_factory=dict)
-    removed: Sequence[str] = ()
+    removed: Sequence[str] = ()  # columns that row does not return
 
     @classmethod
     def of_training(

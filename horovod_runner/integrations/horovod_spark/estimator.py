@@ -179,10 +179,5 @@ class HorovodEstimator(Estimator, EstimatorParams, Saveable):  # type: ignore[mi
     ) -> Any:
         """The model that ``fit`` returns, of the class ``get_model_class()``.
 
-        Args:
-            network: with the trained weights.
-            trained: what rank 0 returned.
-            epochs_before: epochs in the history that earlier trainings with this id have finished.
-            run_id: the training's.
-            metadata: what the model remembers of the columns.
+        Earlier trainings with this id have finished ``epochs_before`` epochs of the history.
         """

@@ -39,18 +39,12 @@ class NamesKind:
 
 @dataclass(frozen=True)
 class RowByRow:
-    """A model that a function of the user's calls with one row at a time.
-
-    Attributes:
-        model: the model.
-        function: of (model, row), with the row a dict by column; returns the outputs of a batch of
-            one row.
-        columns: the column of each part.
-    """
+    """A model that a function of the user's calls with one row at a time."""
 
     model: Any
+    # Of (model, row), with the row a dict by column; returns the outputs of a batch of one row.
     function: Callable[[Any, Mapping[str, Any]], Any]
-    columns: Mapping[str, str]
+    columns: Mapping[str, str]  # the column of each part
 
     def __call__(self, parts: Parts) -> Any:
         """The outputs for the rows of a batch: one array, or several."""

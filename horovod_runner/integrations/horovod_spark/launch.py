@@ -129,7 +129,7 @@ def run_elastic(  # noqa: PLR0917 - as Horovod's
         ValueError: the least number of ranks is above the most, or there is none.
         Exception: as :meth:`horovod_runner.HorovodRunner.run` raises it.
     """
-    del elastic_timeout
+    del elastic_timeout, nics, prefix_output_with_timestamp
     least = min_num_proc if min_np is None else min_np
     most = max_num_proc if max_np is None else max_np
     if num_proc is None and None in (least, most):
@@ -145,8 +145,6 @@ def run_elastic(  # noqa: PLR0917 - as Horovod's
         stdout=stdout,
         stderr=stderr,
         verbose=verbose,
-        nics=nics,
-        prefix_output_with_timestamp=prefix_output_with_timestamp,
         **{**restarts, **options},
     )
 

@@ -63,13 +63,13 @@ class HorovodModel(Model, ModelParams, Saveable):  # type: ignore[misc]
             batch_size=1024,
             transform=self._arrange(columns),
         )
-        converted = [functions.col(quoted(name)) for name in dataset.columns]
+        converted = {}
         for output, label in zip(outputs, labels, strict=True):
             of_label = (self.getOrDefault("_metadata") or {}).get(label) or {}
             wanted = of_label.get("spark_data_type")
             type_ = scored.schema[output].dataType.simpleString()
-            converted.append(_as_label(functions.col(quoted(output)), type_, wanted).alias(output))
-        return scored.select(*converted)
+            converted[output] = _as_label(functions.col(quoted(output)), type_, wanted)
+        return scored.withColumns(converted)
 
 
 def _as_label(column: Column, type_: str, wanted: Any) -> Column:

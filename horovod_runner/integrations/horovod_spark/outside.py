@@ -35,21 +35,14 @@ _PLACE: Final = ("HOROVOD_RANK", "HOROVOD_SIZE")
 
 @dataclass(frozen=True)
 class OutsideFunction:
-    """Trains in a process that another launcher started.
+    """Trains in a process that another launcher started."""
 
-    Attributes:
-        pickled: the training, as ``Training.for_ranks`` returns it. It may refer to modules of the
-            user's that import ``horovod.spark``, so it is unpickled after the names are there.
-        readers: of the rows to train and to validate with, by "train" and "valid".
-        library: the module of Horovod that the training uses.
-        checkpoints: where they go; None saves nothing.
-        use_gpu: whether a GPU is chosen.
-    """
-
+    # The training, as Training.for_ranks returns it. It may refer to modules of the user's that
+    # import horovod.spark, so it is unpickled after the names are there.
     pickled: bytes
-    readers: Mapping[str, Reader | Deferred]
-    library: str
-    checkpoints: CheckpointPlan | None
+    readers: Mapping[str, Reader | Deferred]  # of the rows, by "train" and "valid"
+    library: str  # the module of Horovod that the training uses
+    checkpoints: CheckpointPlan | None  # where they go; None saves nothing
     use_gpu: bool
 
     def __call__(self) -> Any:

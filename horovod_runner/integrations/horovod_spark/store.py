@@ -353,12 +353,7 @@ class DBFSLocalStore(FilesystemStore):
 
 
 def copy_to_store(folder: Path, url: str | None) -> None:
-    """Copy the files of a folder, if there are any, to a folder of any filesystem.
-
-    Args:
-        folder: a local folder, which need not exist.
-        url: the run's logs in the store; None copies nothing.
-    """
+    """Copy the files of a folder, if it exists, to one of any filesystem; None copies nothing."""
     if url is None or not folder.exists():
         return
     _copy(folder, *file_system(url))

@@ -59,13 +59,10 @@ class StoredRun:
     def train(
         self, training: Training, rows: TrainingRows, *, number: Any, written: bool
     ) -> tuple[Trained, Run | None]:
-        """Train on all ranks.
+        """Train on all ranks, with a training that ``Training.for_ranks`` returned.
 
-        Args:
-            training: as ``Training.for_ranks`` returns it.
-            rows: to train and to validate with.
-            number: of the rows in the store; None for the store's own paths.
-            written: whether the store has the rows already.
+        ``written`` says whether the store has the rows already: under ``number``, or at its own
+        paths if that is None.
 
         Returns:
             Rank 0's value, and the record of the run: None with a backend of the user's own.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 
@@ -21,14 +22,8 @@ def collectives() -> Any:
             "Horovod's horovod.keras instead, which works with this version"
         )
     name = keras.backend.backend()
-    if name == "tensorflow":
-        from horovod_runner.integrations.keras import tensorflow_collectives
-
-        return tensorflow_collectives
-    if name == "torch":
-        from horovod_runner.integrations.keras import torch_collectives
-
-        return torch_collectives
+    if name in ("tensorflow", "torch"):
+        return import_module(f"horovod_runner.integrations.keras.{name}_collectives")
     raise ImportError(
         f"Horovod does not support Keras's backend {name!r}: set KERAS_BACKEND to 'tensorflow' or "
         "'torch' before Keras is imported (HorovodRunner(..., env={'KERAS_BACKEND': 'torch'}))"

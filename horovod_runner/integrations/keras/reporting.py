@@ -54,7 +54,6 @@ class LogCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._epoch = 0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """As in :class:`keras.callbacks.Callback`, like all methods below."""
         self._epoch = epoch
         self._log(f"epoch {epoch + 1}{self._of_total('epochs')} begins")
 
@@ -107,7 +106,6 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._resumes_at = 0  # the first epoch of a fit that resumes
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """As in :class:`keras.callbacks.Callback`, like all methods below."""
         if not self.restore or _restored:
             return
         _restored.append(True)

@@ -169,7 +169,7 @@ def _count(
 
 
 def _is_keras(each: Any) -> bool:
-    return "keras" in parts.home(each).split() and hasattr(each, "variables")
+    return "keras" in parts.homes_of(each) and hasattr(each, "variables")
 
 
 def _has_state(each: Any) -> bool:

@@ -17,15 +17,15 @@ _OF_TORCH: Final[Mapping[str, Role]] = {
 prepared: list[Any] = []
 
 
-def home(part: Any) -> str:
-    """The packages of the classes that an object is of, beside the user's own."""
-    return " ".join(base.__module__.partition(".")[0] for base in type(part).__mro__)
+def homes_of(part: Any) -> set[str]:
+    """The packages that an object's class and its bases are of."""
+    return {base.__module__.partition(".")[0] for base in type(part).__mro__}
 
 
 def role_of(part: Any) -> Role:
     """Return the role of an object in a training; empty if it has none."""
     names = {base.__name__ for base in type(part).__mro__}
-    homes = home(part).split()
+    homes = homes_of(part)
     if "horovod_runner" in homes and names & {"Feed", "RankLoader"}:
         return "batches"
     if "keras" in homes:

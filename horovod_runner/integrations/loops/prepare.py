@@ -52,7 +52,7 @@ def prepare(*objects: Any, **options: Any) -> Any:
             f"prepare takes models, optimizers, schedules, scalers, feeds and DataLoaders, not "
             f"{', '.join(unknown)}. A dataset becomes a feed by data.to_torch(...)"
         )
-    if any("keras" in parts.home(each) for each in objects):
+    if any("keras" in parts.homes_of(each) for each in objects):
         from horovod_runner.integrations.loops import keras_parts as framework
     else:
         from horovod_runner.integrations.loops import torch_parts as framework  # type: ignore[no-redef]

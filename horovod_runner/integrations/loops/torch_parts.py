@@ -68,6 +68,14 @@ PREPARE: Final[Mapping[Role, Callable[[Any, Sequence[Any], Mapping[str, Any]], A
 }
 
 
+# The arguments of a DataLoader that a rank's has from the one for all rows.
+_KEPT: Final = (
+    *("batch_size", "num_workers", "collate_fn", "pin_memory", "drop_last", "timeout"),
+    *("worker_init_fn", "multiprocessing_context", "generator", "prefetch_factor"),
+    "persistent_workers",
+)
+
+
 class RankLoader:
     """The batches of a DataLoader that belong to this rank, on its device.
 
@@ -118,21 +126,8 @@ class RankLoader:
             shuffle=isinstance(loader.sampler, RandomSampler),
             drop_last=loader.drop_last,
         )
-        return DataLoader(
-            dataset,
-            batch_size=loader.batch_size,
-            sampler=self._sampler,
-            num_workers=loader.num_workers,
-            collate_fn=loader.collate_fn,
-            pin_memory=loader.pin_memory,
-            drop_last=loader.drop_last,
-            timeout=loader.timeout,
-            worker_init_fn=loader.worker_init_fn,
-            multiprocessing_context=loader.multiprocessing_context,
-            generator=loader.generator,
-            prefetch_factor=loader.prefetch_factor,
-            persistent_workers=loader.persistent_workers,
-        )
+        kept: dict[str, Any] = {name: getattr(loader, name) for name in _KEPT}
+        return DataLoader(dataset, sampler=self._sampler, **kept)
 
     def __len__(self) -> int:
         """Batches of an epoch, the same on every rank."""

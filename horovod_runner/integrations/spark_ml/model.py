@@ -143,7 +143,7 @@ class TrainedModel(Model, ColumnParams, Saveable):  # type: ignore[misc]
                 f"{type(self).__name__} has no network: set it by model=..., or get the model from "
                 "an estimator's fit"
             )
-        names, outputs = dataset.columns, self.outputs
+        outputs = self.outputs
         is_classifier = self._is_classifier() and len(outputs) == 1
         post = Classes(self.getOrDefault("loss_name")) if is_classifier else None
         probability = self.getProbabilityCol()
@@ -158,7 +158,7 @@ class TrainedModel(Model, ColumnParams, Saveable):  # type: ignore[misc]
             postprocess=post,
             **self.feed_options,
         )
-        columns = [functions.col(quoted(name)) for name in names]
+        converted = {}
         for name in wanted:
             column = functions.col(quoted(name))
             type_ = scored.schema[name].dataType.simpleString()
@@ -166,5 +166,5 @@ class TrainedModel(Model, ColumnParams, Saveable):  # type: ignore[misc]
                 column = array_to_vector(column.cast("array<double>"))
             elif type_ == "float":  # evaluators of Spark ML take double
                 column = column.cast("double")
-            columns.append(column.alias(name))
-        return scored.select(*columns)
+            converted[name] = column
+        return scored.withColumns(converted)

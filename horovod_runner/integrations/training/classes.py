@@ -31,15 +31,10 @@ def is_class_loss(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Classes:
-    """Turns the scores of classes into a class and probabilities; pickled with the model.
+    """Turns the scores of classes into a class and probabilities; pickled with the model."""
 
-    Attributes:
-        loss_name: says whether scores are logits, log-probabilities or probabilities.
-        dtype: of the numbers of classes.
-    """
-
-    loss_name: str
-    dtype: str = "float64"
+    loss_name: str  # says whether scores are logits, log-probabilities or probabilities
+    dtype: str = "float64"  # of the numbers of classes
 
     def __call__(self, result: Any) -> tuple[Any, Any]:
         """The class of each row, shape (rows,), and its probabilities, shape (rows, classes)."""

@@ -14,14 +14,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class LightningTraining(Training):
-    """A training of a Lightning module.
+    """A training of a Lightning module."""
 
-    Attributes:
-        pairs: whether its steps get (inputs, labels); otherwise a dict of tensors by column.
-        trainer_options: further arguments of ``Trainer``.
-    """
-
-    pairs: bool = False
+    pairs: bool = False  # its steps get (inputs, labels), and not a dict of tensors by column
     trainer_options: Mapping[str, Any] = field(default_factory=dict)
 
     def check(self, first: Mapping[str, Any]) -> None:

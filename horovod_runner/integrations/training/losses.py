@@ -97,11 +97,7 @@ def fitted_label(
     have as many numbers: (rows,) against (rows, 1) would be broadcast to (rows, rows). A function
     that takes the one column of the output itself, as ``output[:, 0]``, gets (rows,).
 
-    Args:
-        loss: of the output.
-        output: of the model.
-        label: as the data have it.
-        function: a metric that gets the label; None: the loss gets it.
+    ``function`` is a metric that gets the label in the loss's place.
     """
     # Asking a module for a name that it lacks takes longer than all the rest.
     named = type(loss) if isinstance(loss, torch.nn.Module) else loss

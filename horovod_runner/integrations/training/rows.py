@@ -21,17 +21,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class TrainingRows:
-    """The rows of a fit.
-
-    Attributes:
-        train: to train with.
-        valid: to validate with; None without validation.
-        packed: both, packed; None before they are packed.
-    """
+    """The rows of a fit."""
 
     train: DataFrame
-    valid: DataFrame | None = None
-    packed: Mapping[str, Staged] | None = None
+    valid: DataFrame | None = None  # None without validation
+    packed: Mapping[str, Staged] | None = None  # both; None before they are packed
 
     def datasets(self, columns: Iterable[str]) -> dict[str, Any]:
         """The rows as arguments of ``run``, with some columns."""
@@ -66,10 +60,8 @@ def split(
 ) -> tuple[DataFrame, DataFrame | None]:
     """The rows to train with, and those to validate with; None without validation.
 
-    Args:
-        dataset: all rows.
-        validation: a fraction of them, or a column that is True or 1 in those to validate with.
-        seed: of the choice of a fraction.
+    ``validation`` is a fraction, drawn by ``seed``; or a column that is True or 1 in the rows to
+    validate with.
 
     Raises:
         ValueError: ``validation`` is neither a fraction nor a column.
@@ -99,11 +91,8 @@ def pack_once(
 ) -> TrainingRows:
     """The same rows, packed for several fits; they are removed once nothing refers to them.
 
-    Args:
-        rows: the rows.
-        columns: those that any of the fits reads.
-        folder: where the packed rows go; None for this machine's scratch folder.
-        limit: bytes that they may take; None for no limit.
+    They have the columns that any of the fits reads, and take at most ``limit`` bytes of a folder.
+    None means no limit, and this machine's scratch folder.
     """
     packed: dict[str, Staged] = {}
     shared = TrainingRows(rows.train, rows.valid, packed)

@@ -13,15 +13,10 @@ Curve: TypeAlias = Literal["constant", "linear", "cosine"]
 
 @dataclass(frozen=True)
 class Schedule:
-    """A warm-up from 0, followed by a curve.
+    """A warm-up from 0, followed by a curve."""
 
-    Attributes:
-        curve: "linear" and "cosine" fall to 0 at the end, "constant" stays at 1; or a function.
-        warmup: steps of the warm-up.
-    """
-
-    curve: Curve | Factor
-    warmup: int = 0
+    curve: Curve | Factor  # "linear" and "cosine" fall to 0 at the end, "constant" stays at 1
+    warmup: int = 0  # steps
 
     def __call__(self, step: int, steps: int) -> float:
         """The factor of the learning rate for the step that follows ``step`` steps."""
@@ -39,15 +34,13 @@ def schedule_of(curve: Curve | Factor | None, warmup: int) -> Schedule | None:
     """The schedule that a user wants; None for a constant learning rate.
 
     Raises:
-        ValueError: there is no such curve, or ``warmup`` is below 0.
+        ValueError: there is no such curve.
     """
     if not callable(curve) and curve not in (None, *get_args(Curve)):
         raise ValueError(
             f"schedule must be 'constant', 'linear' or 'cosine', or a function of (steps done, all "
             f"steps) that returns the factor of the learning rate, not {curve!r}"
         )
-    if warmup < 0:
-        raise ValueError(f"warmup must be 0 or more steps, not {warmup}")
     if curve is None and not warmup:
         return None
     return Schedule(curve or "constant", warmup)

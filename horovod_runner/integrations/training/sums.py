@@ -12,14 +12,10 @@ _ROWS = "rows of all ranks"
 
 
 class Sums:
-    """Sums of metrics over this rank's rows, on its device.
-
-    Attributes:
-        rows: how many rows they are of.
-    """
+    """Sums of metrics over this rank's rows, on its device."""
 
     def __init__(self, names: Iterable[str], device: torch.device) -> None:
-        self.rows = 0.0
+        self.rows = 0.0  # how many rows they are of
         self._is_on_cpu = device.type == "cpu"
         # A sum on the device does not make the loop wait for it; on a CPU a number is cheaper.
         self._sums: dict[str, Any] = {

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from horovod_runner.data.scoring.models.torch import as_tensor, caller
-from horovod_runner.integrations.training.training import Metric, Trained, Training
+from horovod_runner.integrations.training.training import Metric, Trained, Training, paired
 
 if TYPE_CHECKING:
     from horovod_runner.data.shard import Shard
@@ -48,7 +48,6 @@ class TorchTraining(Training):
         """See Training, as for the methods below."""
         from horovod_runner.integrations.training.losses import as_list, total_loss
         from horovod_runner.integrations.training.optimizer import make_optimizer
-        from horovod_runner.integrations.training.torch_loop import Batch
 
         model = copy.deepcopy(self.model).cpu().eval()
         if not isinstance(model, torch.nn.Module):
@@ -59,7 +58,7 @@ class TorchTraining(Training):
         shapes = _shapes(inputs)
         with torch.no_grad():
             if self.step is not None:
-                self._check_step(model, Batch(inputs, labels, weight, len(labels[0]), 1, 1, False))
+                self._check_step(model, inputs, labels)
                 return
             try:
                 outputs = as_list(caller(model)(inputs))
@@ -84,14 +83,14 @@ class TorchTraining(Training):
                     "for each"
                 ) from error
 
-    def _check_step(self, model: torch.nn.Module, batch: Any) -> None:
+    def _check_step(self, model: Any, inputs: dict[str, Any], labels: list[Any]) -> None:
         assert self.step is not None  # noqa: S101 - it is what is checked
         try:
-            result = self.step(model, *batch.for_user())
+            result = self.step(model, *paired(inputs, labels))
         except Exception as error:  # whatever the user's function raises
             raise ValueError(
                 f"step fails on the first rows: {type(error).__name__}: {error}. It is called with "
-                f"the model, the inputs ({_shapes(batch.inputs)}) and the labels"
+                f"the model, the inputs ({_shapes(inputs)}) and the labels"
             ) from error
         loss = result[0] if isinstance(result, tuple) else result
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:

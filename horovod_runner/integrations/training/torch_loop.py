@@ -34,30 +34,17 @@ _REPORTED = 10  # steps from one report to the next
 
 @dataclass(slots=True)
 class Batch:
-    """One batch on this rank.
+    """One batch on this rank."""
 
-    Attributes:
-        inputs: the model's inputs, by name.
-        labels: one tensor for each label.
-        weight: the rows' weights; None without a column of weights.
-        rows: this rank's rows, without padding.
-        share: the rows times the number of ranks, over the rows of all ranks in the whole step:
-            with it the average over the ranks is the mean over all rows of the step.
-        step_rows: the rows of all ranks in the whole step.
-        ends_step: whether the optimizer steps after it.
-    """
-
-    inputs: dict[str, Any]
+    inputs: dict[str, Any]  # the model's, by name
     labels: list[torch.Tensor]
-    weight: torch.Tensor | None
-    rows: int
+    weight: torch.Tensor | None  # the rows' weights; None without a column of weights
+    rows: int  # this rank's, without padding
+    # The rows times the number of ranks, over the rows of all ranks in the whole step: with it the
+    # average over the ranks is the mean over all rows of the step.
     share: float
-    step_rows: float
-    ends_step: bool
-
-    def for_user(self) -> tuple[Any, Any]:
-        """Inputs and labels as a user's step takes them."""
-        return paired(self.inputs, self.labels)
+    step_rows: float  # the rows of all ranks in the whole step
+    ends_step: bool  # whether the optimizer steps after it
 
 
 def train(training: TorchTraining, train: Shard, valid: Shard | None) -> Trained | None:
@@ -94,21 +81,15 @@ def train(training: TorchTraining, train: Shard, valid: Shard | None) -> Trained
 
 
 class _Loop:
-    """The state of a training on this rank, between its batches.
-
-    Attributes:
-        history: the metrics of the epochs that are done, by name.
-        epoch: how many epochs are done.
-        is_over: whether the metrics have stopped improving.
-    """
+    """The state of a training on this rank, between its batches."""
 
     def __init__(
         self, training: TorchTraining, model: torch.nn.Module, optimizer: Any, batches: Feed[Any]
     ) -> None:
         self.training, self.model, self.optimizer = training, model, optimizer
-        self.history: dict[str, list[float]] = {}
-        self.epoch = 0
-        self.is_over = False
+        self.history: dict[str, list[float]] = {}  # the metrics of the epochs that are done
+        self.epoch = 0  # how many epochs are done
+        self.is_over = False  # whether the metrics have stopped improving
         self._batches = batches
         self._call = caller(model)
         self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
@@ -194,7 +175,7 @@ class _Loop:
             if training.step is None:
                 outputs = as_list(self._call(batch.inputs))
                 return outputs, total_loss(training, outputs, batch.labels, batch.weight)
-            result = training.step(self.model, *batch.for_user())
+            result = training.step(self.model, *paired(batch.inputs, batch.labels))
         if isinstance(result, tuple):
             return as_list(result[1]), result[0]
         return [], result

@@ -20,47 +20,29 @@ Precision: TypeAlias = Literal["float32", "bfloat16", "float16"]
 
 @dataclass(frozen=True)
 class Names:
-    """What a caller calls the arguments that errors name; by default as the estimators do.
-
-    Attributes:
-        features: the columns of the model's inputs.
-        labels: the columns of the labels.
-        weight: the column of the rows' weights.
-        side_by_side: an example of one input that is made of several columns.
-    """
+    """What a caller calls the arguments that errors name; by default as the estimators do."""
 
     features: str = "feature_cols (or featuresCol)"
     labels: str = "label_cols (or labelCol)"
     weight: str = "sample_weight_col (or weightCol)"
-    side_by_side: str = "feature_cols=[['age', 'income']]"
+    side_by_side: str = "feature_cols=[['age', 'income']]"  # one input, of several columns
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric of a torch model.
+    """A metric of a torch model."""
 
-    Attributes:
-        function: of (output, label), tensors of shape (rows, ...).
-        label: the number of the output and of the label that it takes.
-    """
-
-    function: Callable[..., Any]
-    label: int = 0
+    function: Callable[..., Any]  # of (output, label), tensors of shape (rows, ...)
+    label: int = 0  # the number of the output and of the label that it takes
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What rank 0 returns.
-
-    Attributes:
-        weights: the state of the trained model.
-        history: the metrics of each epoch, by name.
-        optimizer: the state of the optimizer, if the training asks for it; the learning rate is not
-            scaled.
-    """
+    """What rank 0 returns."""
 
     weights: Any
-    history: Mapping[str, Sequence[float]]
+    history: Mapping[str, Sequence[float]]  # the metrics of each epoch, by name
+    # The state of the optimizer, if the training asks for it; the learning rate is not scaled.
     optimizer: Any = None
 
 
@@ -197,10 +179,7 @@ class Training(ABC):
 
     @abstractmethod
     def check(self, first: Mapping[str, Any]) -> None:
-        """Try the model on a few rows, in this process.
-
-        Args:
-            first: the parts of a batch, in the order of ``columns``.
+        """Try the model in this process, on the parts of a small batch in the order of ``columns``.
 
         Raises:
             TypeError: model or optimizer is of another kind.
@@ -227,16 +206,7 @@ def paired(inputs: dict[str, Any], labels: list[Any]) -> tuple[Any, Any]:
 
 
 def train(*, training: Training, train: Shard, valid: Shard | None = None) -> Trained | None:
-    """Train on this rank: the function that the ranks of an estimator run.
-
-    Args:
-        training: what, and how.
-        train: the rows to train with.
-        valid: the rows to validate with.
-
-    Returns:
-        What was trained, on rank 0; None on other ranks.
-    """
+    """Train on this rank, as ``Training.train``: the function that all ranks run."""
     if training.validation is not None:
         train, valid = train.split(training.validation, seed=training.random_seed)
     return training.train(train, valid)

@@ -17,27 +17,15 @@ Ranks: TypeAlias = int | tuple[int, int]
 
 @dataclass(frozen=True)
 class Choice:
-    """Where the ranks of a training run.
+    """Where the ranks of a training run."""
 
-    Attributes:
-        np: the argument of HorovodRunner.
-        options: further ones.
-        why: a sentence for the user.
-    """
-
-    np: Ranks
-    options: dict[str, Any]
-    why: str
+    np: Ranks  # the argument of HorovodRunner
+    options: dict[str, Any]  # its others
+    why: str  # a sentence for the user
 
 
 def choose(ranks: Ranks | None, where: Place | None, data: Any) -> Choice:
-    """Choose by what there is.
-
-    Args:
-        ranks: how many, or the least and the most; None: one for each GPU of this machine, or for
-            each task of the allocation, and otherwise one.
-        where: what the user chose; None for nothing.
-        data: the rows to train with.
+    """Choose by what there is; the arguments are those of :func:`horovod_runner.fit`.
 
     Raises:
         TypeError: ``ranks`` is neither a whole number nor two.

@@ -18,11 +18,7 @@ __all__ = ["main"]
 def main(arguments: Sequence[str]) -> int:
     """Start a rank on each slot of Spark, and wait until the training has no more need of them.
 
-    Args:
-        arguments: those of the command line.
-
-    Returns:
-        The exit code.
+    It takes the command line's arguments, and returns the exit code.
 
     Raises:
         ValueError: the number of slots is not a multiple of the number of dispatchers.

@@ -23,15 +23,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class StoreKerasTraining(KerasTraining):
-    """A training of a Keras model; returns the model that the callback saved last, if it did.
+    """A training of a Keras model; returns the model that the callback saved last, if it did."""
 
-    Attributes:
-        checkpoint_callback: saves models on rank 0; None saves none.
-        logs: the folder or URL for TensorBoard's logs; None keeps them nowhere.
-    """
-
-    checkpoint_callback: Any = None
-    logs: str | None = None
+    checkpoint_callback: Any = None  # saves models on rank 0
+    logs: str | None = None  # the folder or URL for TensorBoard's logs; None keeps them nowhere
 
     def train(self, train: Shard, valid: Shard | None) -> Trained | None:
         """See Training."""
@@ -67,15 +62,10 @@ class StoreKerasTraining(KerasTraining):
 
 @dataclass(frozen=True, kw_only=True)
 class StoreLightningTraining(LightningTraining):
-    """A training of a module that may be written for Lightning 1: see lightning_1.py.
+    """A training of a module that may be written for Lightning 1: see lightning_1.py."""
 
-    Attributes:
-        logs: the folder or URL for TensorBoard's logs; None keeps them nowhere.
-        doubles: the columns that stay float64, by name.
-    """
-
-    logs: str | None = None
-    doubles: Sequence[str] = ()
+    logs: str | None = None  # as above
+    doubles: Sequence[str] = ()  # the columns that stay float64, by name
 
     def feed(self, shard: Shard, *, is_training: bool) -> dict[str, Any]:
         """See Training."""

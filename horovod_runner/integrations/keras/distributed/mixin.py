@@ -169,10 +169,7 @@ class Distributed:
 
     def get_gradients(self, loss: Any, params: Sequence[Any]) -> list[Any]:
         """Return the gradients of :meth:`compute_gradients` without their variables."""
-        own = getattr(super(), "get_gradients", None)
-        if own is None:
-            return [gradient for gradient, _ in self.compute_gradients(loss, params)]
-        return self._reduce_now(own(loss, params), params)
+        return [gradient for gradient, _ in self.compute_gradients(loss, params)]
 
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **options: Any) -> Any:
         # Keras 2's argument: with False the gradients are reduced already.

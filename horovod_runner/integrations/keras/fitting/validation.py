@@ -15,11 +15,8 @@ class Validated:
     """The states of a model's metrics after this rank's part of a validation.
 
     A metric of Keras keeps sums and counts. Those of all ranks together give the metric of one
-    process over all rows, also where a mean of the ranks' metrics does not, as for AUC.
-
-    Args:
-        model: after ``evaluate``.
-        has_rows: whether the part has rows; False leaves the states out.
+    process over all rows, also where a mean of the ranks' metrics does not, as for AUC. The states
+    of a rank whose part has no rows are left out.
     """
 
     def __init__(self, model: Any, has_rows: bool) -> None:
