@@ -136,53 +136,6 @@ def predict(
         ValueError: an argument is out of range, or two contradict each other.
     """
     kind, model = recognize(model, build)
-    return score(
-        dataframe,
-        kind,
-        model,
-        columns,
-        output,
-        batch_size=batch_size,
-        keep=keep,
-        dtypes=dtypes,
-        pad_ragged=pad_ragged,
-        images=images,
-        fill_null=fill_null,
-        ragged=ragged,
-        transform=transform,
-        postprocess=postprocess,
-        on_error=on_error,
-        error_column=error_column,
-        observation=observation,
-        device=device,
-        ship_modules=ship_modules,
-    )
-
-
-def score(
-    dataframe: Rows,
-    kind: ModelKind,
-    model: Any,
-    columns: Columns | None,
-    output: OutputSpec,
-    *,
-    batch_size: int,
-    keep: Sequence[str] | None = None,
-    fill_null: Mapping[str, Any] | None = None,
-    ragged: Sequence[str] = (),
-    postprocess: Callable[[Any], Any] | None = None,
-    on_error: OnError = "raise",
-    error_column: str | None = None,
-    observation: Observation | None = None,
-    device: str | None = None,
-    ship_modules: Sequence[ModuleType] = (),
-    **feed: Any,
-) -> Rows:
-    """Add a model's outputs to a DataFrame; ``kind`` says what the model is.
-
-    The other arguments are those of :func:`predict`, ``feed`` those of the inputs (dtypes,
-    pad_ragged, images, transform).
-    """
     outputs = parse_outputs(output)
     _check_errors(on_error, error_column, observation)
     rows: Any = dataframe
@@ -190,7 +143,15 @@ def score(
     names = _kept(rows, keep)
     extra = () if error_column is None else (OutputColumn(error_column, OutputType("string")),)
     check_free((*outputs, *extra), names)
-    options = FeedOptions(framework=kind.framework, columns=columns, batch_size=batch_size, **feed)
+    options = FeedOptions(
+        framework=kind.framework,
+        columns=columns,
+        batch_size=batch_size,
+        dtypes=dtypes,
+        pad_ragged=pad_ragged,
+        images=images,
+        transform=transform,
+    )
     if not hasattr(rows, "sparkSession"):
         if observation is not None:
             raise ValueError("observation counts the rows of a Spark query: leave it out")
