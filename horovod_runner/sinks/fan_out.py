@@ -113,7 +113,7 @@ class _SinkCall(NamedTuple):
 
     @property
     def may_be_dropped(self) -> bool:
-        """Whether there are many of its kind. Others are dropped where twice as much waits."""
+        """Whether there are many of its kind; others are dropped if the queue is twice as long."""
         return self.kept != "all"
 
     @property

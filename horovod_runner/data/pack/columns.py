@@ -228,7 +228,7 @@ def _depth(type_: pa.DataType) -> int:
 
 
 def refusing(schema: pa.Schema, refused: Mapping[str, str]) -> pa.Schema:
-    """Note in a schema why columns cannot be used, in it or left out of it, by name."""
+    """Note in a schema why columns cannot be used, by name; it may lack these columns."""
     noted = {**refused_in(schema), **refused}
     return schema.with_metadata({_REFUSED: msgspec.json.encode(noted)} if noted else None)
 

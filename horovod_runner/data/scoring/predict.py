@@ -265,7 +265,7 @@ def _told(
     error_column: str | None,
     observation: Observation | None,
 ) -> Any:
-    """The scored rows with what the user wants to know of those that failed."""
+    """The scored rows with the column of errors and the observation that the user wants."""
     if scorer.on_error == "raise":
         return scored
     from pyspark.sql import functions
