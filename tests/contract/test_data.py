@@ -164,18 +164,49 @@ def test_a_dataset_without_rows_fails_the_run(ranks: Ranks) -> None:
 
 
 @pytest.mark.places("spark", "connect")
-def test_dense_and_sparse_vectors_of_spark_become_one_matrix(ranks: Ranks) -> None:
+def test_spark_types_become_arrays(ranks: Ranks) -> None:
     assert ranks.spark is not None
     from pyspark.ml.linalg import Vectors
 
+    frame = ranks.spark.range(6).selectExpr(
+        "CAST(id AS int) AS n",
+        "date_add(date'1970-01-01', CAST(id AS int)) AS day",
+        "timestamp_micros(id) AS at",
+        "CAST(id AS decimal(10,2)) / 4 AS price",
+        "id % 2 = 0 AS flag",
+        "array(CAST(id AS float), CAST(1 AS float)) AS fixed",
+        "sequence(0L, id) AS ragged",
+        "named_struct('x', CAST(id AS double), 'y', CAST(-id AS double)) AS point",
+        "CAST(CAST(id AS string) AS binary) AS blob",
+    )
     vectors = ranks.spark.createDataFrame(
         [(Vectors.dense([1.0, 2.0, 3.0]),), (Vectors.sparse(3, [2], [4.0]),)], ["features"]
     )
 
-    def main(train: Shard) -> Any:
-        return sorted(next(iter(train.batches(2)))["features"].tolist())
+    def main(train: Shard, vectors: Shard) -> Any:
+        batch = next(iter(train.batches(6, pad_ragged={"ragged": -1})))
+        order = np.argsort(batch["n"])
+        arrays = {name: np.asarray(values)[order] for name, values in batch.items()}
+        features = next(iter(vectors.batches(2)))["features"]
+        return (
+            {name: (str(v.dtype), v[2].tolist()) for name, v in arrays.items()},
+            sorted(features.tolist()),
+        )
 
-    assert ranks.run(1, main, train=vectors) == [[0.0, 0.0, 4.0], [1.0, 2.0, 3.0]]
+    arrays, features = ranks.run(1, main, train=frame, vectors=vectors)
+    assert arrays == {
+        "n": ("int32", 2),
+        "day": ("int32", 2),
+        "at": ("int64", 2),
+        "price": ("float64", 0.5),
+        "flag": ("bool", True),
+        "fixed": ("float32", [2.0, 1.0]),
+        "ragged": ("int64", [0, 1, 2, -1, -1, -1]),
+        "point.x": ("float64", 2.0),
+        "point.y": ("float64", -2.0),
+        "blob": ("|S1", b"2"),
+    }
+    assert features == [[0.0, 0.0, 4.0], [1.0, 2.0, 3.0]]
 
 
 # For each mistake: an Arrow table or columns of pandas that have it, a Spark query, and the error.
