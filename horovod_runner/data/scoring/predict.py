@@ -18,7 +18,7 @@ from horovod_runner.data.pack.images import Image
 from horovod_runner.data.read.staging import arrow_schema
 from horovod_runner.data.read.tables import pandas_table, without_twins
 from horovod_runner.data.scoring import model_file
-from horovod_runner.data.scoring.first_rows import try_first_rows
+from horovod_runner.data.scoring.first_rows import on_rows, try_first_rows
 from horovod_runner.data.scoring.inputs import Inputs
 from horovod_runner.data.scoring.models.kind import Call, ModelKind
 from horovod_runner.data.scoring.models.recognize import recognize
@@ -30,7 +30,7 @@ from horovod_runner.data.scoring.outputs import (
     named,
     parse_outputs,
 )
-from horovod_runner.data.scoring.scorer import OnError, Scorer, compute, with_postprocess
+from horovod_runner.data.scoring.scorer import OnError, Scorer, with_postprocess
 from horovod_runner.data.scoring.spark_query import ERRORS, lift_limits, with_outputs
 from horovod_runner.data.sources import source_of
 from horovod_runner.errors import DataError
@@ -208,9 +208,10 @@ def _typed(batch: pa.RecordBatch, call: Call, scorer: Scorer) -> list[OutputColu
             "there are no rows without nulls to decide the types of the outputs by: give them, "
             "output={'p': 'float'}"
         )
-    values = named(compute(call, inputs, inputs.arrays(first)), scorer.outputs, first.num_rows)
+    values, rows = on_rows(first, inputs, call, scorer.on_error)
+    by_name = named(values, scorer.outputs, rows)
     return [
-        OutputColumn(each.name, each.type or OutputType.of(values[each.name]))
+        OutputColumn(each.name, each.type or OutputType.of(by_name[each.name]))
         for each in scorer.outputs
     ]
 
