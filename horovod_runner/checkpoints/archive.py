@@ -81,7 +81,7 @@ class Archive:
                     raise NotADirectoryError("it is a file; name a folder")
                 local.mkdir(parents=True, exist_ok=True)
                 self._folder = LocalFolder(local.absolute())
-            # Before the look at what is there: from here on an earlier run completes no more.
+            # First: an earlier run must complete no checkpoint after the folder was listed.
             before = ""
             if self._resume:
                 with suppress(OSError):  # then no run can remove the files of another either

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from horovod_runner.checkpoints import formats, packed
 from horovod_runner.checkpoints.keras_copy import is_keras_model
@@ -135,13 +136,13 @@ class Commits:
         """
         if isinstance(state, (bytes, bytearray, memoryview)):
             view = memoryview(state).cast("B")
-            with self.writing(_replace(commit, kind="bytes", size=view.nbytes)) as memory:
+            with self.writing(replace(commit, kind="bytes", size=view.nbytes)) as memory:
                 memory[: view.nbytes] = view
         elif isinstance(state, (str, os.PathLike)) or is_keras_model(state):
             self._write_file(state, commit)
         else:
             layout = StateLayout(state)
-            commit = _replace(
+            commit = replace(
                 commit, size=layout.size, tree_at=layout.tree_at, crc=zlib.crc32(layout.tree)
             )
             with self.writing(commit) as memory:
@@ -158,7 +159,7 @@ class Commits:
                     pack_folder(Path(state), packing)
             with part.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
-                with self.writing(_replace(commit, kind=kind, size=size)) as memory:
+                with self.writing(replace(commit, kind=kind, size=size)) as memory:
                     file.readinto(memoryview(memory)[:size])
         except OSError as error:
             raise self._no_room(error) from error
@@ -184,7 +185,7 @@ class Commits:
             with self._slots[number].locked() as memory:
                 yield memory
                 if latest is None or latest.order <= commit.order:
-                    self._mark(_replace(commit, slot=number))
+                    self._mark(replace(commit, slot=number))
         finally:
             os.close(folder)
 
@@ -260,10 +261,6 @@ class _Slot:
             yield self._memory
         finally:
             fcntl.flock(self._file, fcntl.LOCK_UN)
-
-
-def _replace(commit: Commit, **fields: Any) -> Commit:
-    return msgspec.structs.replace(commit, **fields)
 
 
 def _rounded(size: int) -> int:

@@ -83,7 +83,7 @@ def _saved(model: Any) -> bytes:
 
 
 def _save(model: Any, path: Path) -> None:
-    # On a local disk, and then copied: Keras goes back in what it has written.
+    # On a local disk, and then copied: Keras seeks in the file, which a mounted store may refuse.
     with temporary_folder("keras") as folder:
         saved = Path(folder) / path.name
         try:

@@ -104,7 +104,7 @@ def load(
 def _agree(
     held: Held | None, ranks: SmallCollectives | None, size: int
 ) -> tuple[Commit | None, Sequence[int]]:
-    """The newest commit of all hosts, without more than tells its age, and the ranks that have it.
+    """The age of the newest commit of all hosts, as a commit, and the ranks that have that commit.
 
     None if no host has one.
     """

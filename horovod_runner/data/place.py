@@ -17,10 +17,13 @@ def place() -> tuple[int, int]:
 
 def run_folder() -> Path:
     """The run's folder on this host; outside a run, a folder of this process."""
-    path = os.environ.get(VARIABLE)
-    if not path:
-        stack = ExitStack()
-        path = str(stack.enter_context(RunFolder(f"process-{os.getpid()}")).path)
-        atexit.register(stack.close)
-        os.environ[VARIABLE] = path
-    return Path(path)
+    if not os.environ.get(VARIABLE):
+        os.environ[VARIABLE] = str(process_folder(f"process-{os.getpid()}"))
+    return Path(os.environ[VARIABLE])
+
+
+def process_folder(name: str) -> Path:
+    """A new folder on this host, which is removed at the end of this process."""
+    stack = ExitStack()
+    atexit.register(stack.close)
+    return stack.enter_context(RunFolder(name)).path

@@ -63,8 +63,8 @@ class Shard:
         self._counts: list[int] | None = None  # rows of each rank, if each has rows of its own
         self._stores = Stores(name)
         self._epochs = Epochs(name)
-        self._parts: list[Part] | None = None  # of a split, like _sizes
-        self._how = ""  # they were chosen
+        self._parts: list[Part] | None = None  # of a split: one for each of _sizes
+        self._how = ""  # how the parts were chosen; a saved state has it
 
     @property
     def rows(self) -> int:

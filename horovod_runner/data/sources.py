@@ -68,17 +68,12 @@ class Source(ABC):
     def _prepare(self, name: str, shared: Path | None) -> Prepared:
         """See :meth:`prepare`, which adds the name to errors."""
 
-    def check(self, name: str) -> None:
-        """Check that its files can be reached; does not look at them.
+    def check(self, name: str) -> None:  # noqa: B027 - not all have files
+        """Check that its files, if it has some, can be reached; does not look at them.
 
         Raises:
             DataError: a package or a setting for its URL is missing, or HDFS does not answer.
         """
-        with name_in_errors(name):
-            self._check()
-
-    def _check(self) -> None:  # noqa: B027 - not all have files
-        """See :meth:`check`; a source without files has nothing to check."""
 
     def for_examples(self) -> Source:
         """A source with the same first rows, which does not keep the others in memory."""
@@ -110,8 +105,10 @@ class _Files(Source):
     _url: str  # or a path; of several the first
     _reading: Reading
 
-    def _check(self) -> None:
-        check_reachable(self._url, self._reading.storage_options)
+    def check(self, name: str) -> None:
+        """See :class:`Source`."""
+        with name_in_errors(name):
+            check_reachable(self._url, self._reading.storage_options)
 
 
 @suggest_fields(_ALIASES, options=_OPTIONS)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from horovod_runner.common.limits import DEFAULTS, Limits
 from horovod_runner.common.text import without_password
+from horovod_runner.common.threads import start_thread
 from horovod_runner.host.folders.problems import describe
 from horovod_runner.sinks.sink import Sink, call_for
 from horovod_runner.wire.events import Event, Notice, Report
@@ -112,7 +113,7 @@ class _SinkCall(NamedTuple):
 
     @property
     def may_be_dropped(self) -> bool:
-        """Whether there are many of its kind. Others are dropped where twice as much waits."""
+        """Whether there are many of its kind; others are dropped if the queue is twice as long."""
         return self.kept != "all"
 
     @property
@@ -150,14 +151,11 @@ class _SinkThread:
         self._closed = False
         self._dropped = 0  # reports, lines and measurements
         self._dropped_rest = 0
-        self._thread = threading.Thread(
-            target=self._work, name=f"horovod_runner-sink-{self._name}", daemon=True
-        )
         try:
             _SinkCall("prepare", ()).make(sink)
         except Exception as error:
             self._give_up("prepare", error)
-        self._thread.start()
+        self._thread = start_thread(f"sink-{self._name}", self._work)
 
     def put(self, call: _SinkCall) -> None:
         if call.is_measured and not self._hears(call.method):

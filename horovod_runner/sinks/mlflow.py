@@ -149,7 +149,7 @@ class MLflowSink(MeasuringSink):
             self._begun.set()
 
     def run_for_ranks(self, patience: float) -> MLflowRun | None:
-        """The MLflow run that rank 0 joins with what it logs itself; None if the sink has failed.
+        """The MLflow run to which rank 0 logs, too; None if the sink has failed.
 
         Raises:
             TimeoutError: MLflow has not answered in time.

@@ -1,4 +1,7 @@
-"""Shows the progress of a training: a bar in a terminal or notebook, otherwise lines of text."""
+"""Shows the progress of a training: a bar in a terminal or notebook, otherwise lines of text.
+
+Notebooks that have widgets show a panel (`results/panel.py`), and no bar.
+"""
 
 from __future__ import annotations
 
@@ -112,10 +115,6 @@ class Progress(Sink):
         if bar is not None:
             with suppress(Exception):
                 bar.close()
-                widget = _widget(bar)
-                if widget is not None:
-                    # tqdm marks a bar as failed whenever it stops before its end, and only then.
-                    widget.bar_style = "success" if run.status == "finished" else "danger"
 
     @contextmanager
     def hidden(self, text: str) -> Iterator[None]:
@@ -135,7 +134,7 @@ class Progress(Sink):
     def _show(self, now: float) -> None:
         if self._lines:
             write(for_notices(), f"HorovodRunner: {self._line(now)}\n")
-        elif self._line_open and _widget(self._bar) is None:
+        elif self._line_open:
             return
         else:
             try:
@@ -170,9 +169,6 @@ class Progress(Sink):
         bar.bar_format, bar.unit = self._format(), self._unit()  # the width may have changed
         if self._total is not None and bar.total != self._total:
             bar.total = self._total
-            widget = _widget(bar)
-            if widget is not None:
-                widget.max, widget.bar_style = self._total, ""
         if self._restarted or step < bar.n:
             bar.reset()
             bar.n = bar.initial = bar.last_print_n = step
@@ -231,9 +227,3 @@ class Progress(Sink):
 
 def _short(value: float | int) -> str:
     return str(value) if isinstance(value, int) else f"{value:.4g}"
-
-
-def _widget(bar: Any) -> Any:
-    """The widget of a bar in a notebook; None if the bar is text."""
-    container = getattr(bar, "container", None)
-    return None if container is None else container.children[1]

@@ -52,7 +52,7 @@ def columns() -> int:
 
 
 def in_notebook() -> bool:
-    """Whether this is a Jupyter kernel: there tqdm draws with widgets, or as text without them."""
+    """Whether this is a Jupyter kernel, which shows a bar although stderr is no terminal."""
     # Without it, the module is being imported by another thread, or stands in for IPython.
     get_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
     shell = None if get_shell is None else get_shell()

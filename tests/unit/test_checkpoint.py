@@ -7,6 +7,7 @@ import json
 import math
 import os
 from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +35,8 @@ from horovod_runner.wire.messages import Fetch, FilePart
 def marker(number: int, data: bytes = b"state", **fields: object) -> Marker:
     given_ = {"step": number * 10, "run_id": "run1", **fields}
     name = file_name(number, given_["step"], str(given_["run_id"]), "bytes")  # type: ignore[arg-type]
-    return Marker(
-        name=name, number=number, kind="bytes", size=len(data), sha256=_sha256(data), **given_
-    )  # type: ignore[arg-type]
-
-
-def _sha256(data: bytes) -> str:
-    import hashlib
-
-    return hashlib.sha256(data).hexdigest()
+    digest = sha256(data).hexdigest()
+    return Marker(name=name, number=number, kind="bytes", size=len(data), sha256=digest, **given_)  # type: ignore[arg-type]
 
 
 def publish(folder: Path, number: int, data: bytes = b"state", **fields: object) -> Marker:

@@ -258,10 +258,6 @@ def test_a_checkpoint_is_newer_if_it_was_saved_after_the_commit() -> None:
 # In a rank
 
 
-class NoPipe:
-    """In place of the pipes to the task, which these calls do not use."""
-
-
 @pytest.fixture
 def rank(tmp_path: Path) -> Iterator[context.RankContext]:
     """The first rank of an elastic run's second attempt, on a host of its own."""
@@ -278,7 +274,7 @@ def make_rank(tmp_path: Path, number: int = 0, local_rank: int = 0) -> context.R
     folder = LocalFolder(tmp_path / "checkpoints")
     checkpoint.write_probe(folder, "run1")
     (tmp_path / "commits").mkdir(exist_ok=True)
-    nothing: Any = NoPipe()
+    nothing: Any = object()  # in place of the pipes to the task, which these calls do not use
     return context.RankContext(
         number,
         2,

@@ -15,7 +15,7 @@ _MOST = 10_000  # of what is remembered of feeds
 
 
 class FeedKey(NamedTuple):
-    """What feeds have in common that share a count of epochs."""
+    """Feeds with the same key share a count of epochs."""
 
     options: str
     seed: int | None  # of the shuffling; None without shuffling

@@ -99,7 +99,7 @@ class _Drawn:
                     "make each with sample_weights=True, and multiply the losses per row by its "
                     "weights"
                 )
-            # Of a batch that was converted nothing may be left: the last one counts all the same.
+            # A batch that was converted may have no tensor left: the last one counts nevertheless.
             while self._batches and not self._batches[0].is_alive():
                 if len(self._batches) == 1 and self._batches[0].loop.is_open:
                     break

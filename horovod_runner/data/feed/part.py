@@ -56,7 +56,7 @@ def divide(rows: int, fraction: float, seed: int) -> tuple[Part, Part]:
 
 
 def check_validation(validation: float | str) -> None:
-    """Check what `Shard.split` is to divide by; it says what is raised."""
+    """Check the argument of `Shard.split`, which lists the errors."""
     if isinstance(validation, bool) or not isinstance(validation, float | str):
         raise TypeError(
             f"validation must be a fraction such as 0.2, or the name of a column, not "

@@ -228,7 +228,7 @@ def _depth(type_: pa.DataType) -> int:
 
 
 def refusing(schema: pa.Schema, refused: Mapping[str, str]) -> pa.Schema:
-    """Note in a schema why columns cannot be used, in it or left out of it, by name."""
+    """Note in a schema why columns cannot be used, by name; it may lack these columns."""
     noted = {**refused_in(schema), **refused}
     return schema.with_metadata({_REFUSED: msgspec.json.encode(noted)} if noted else None)
 
@@ -276,13 +276,7 @@ def _number_dtype(type_: pa.DataType) -> str | None:
 
 def cells_dtype(type_: pa.DataType) -> str | None:
     """Return "str" or "bytes" for a type of text or bytes; otherwise None."""
-    if pa.types.is_string(type_) or pa.types.is_large_string(type_) or str(type_) == "string_view":
+    if str(type_) in ("string", "large_string", "string_view"):
         return "str"
-    if (
-        pa.types.is_binary(type_)
-        or pa.types.is_large_binary(type_)
-        or pa.types.is_fixed_size_binary(type_)
-        or str(type_) == "binary_view"
-    ):
-        return "bytes"
-    return None
+    is_bytes = str(type_) in ("binary", "large_binary", "binary_view")
+    return "bytes" if is_bytes or pa.types.is_fixed_size_binary(type_) else None

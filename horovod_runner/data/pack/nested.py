@@ -7,7 +7,7 @@ map               "prefs.age" is the value of the key "age", null where a row la
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -80,12 +80,12 @@ def matches(template: str, name: str) -> bool:
 
 def column_at(batch: pa.RecordBatch, name: str) -> pa.Array:
     """A column by its dotted name; null where a struct around it is null."""
-    for top in _tops(batch.schema.names, name):
+    for top in tops(batch.schema.names, name):
         return _at(batch.column(batch.schema.names.index(top)), name[len(top) + 1 :])
     raise KeyError(name)
 
 
-def _tops(names: Sequence[str], name: str) -> list[str]:
+def tops(names: Iterable[str], name: str) -> list[str]:
     """The names with which a dotted name begins, longest first."""
     heads = (top for top in names if name == top or name.startswith(f"{top}."))
     return sorted(heads, key=len, reverse=True)
@@ -103,7 +103,7 @@ def _at(array: pa.Array, path: str) -> pa.Array:
         key, rest = _split_key(array.type.item_type, path)
         return _at(_value_of(array, key), rest)
     names = [field.name for field in array.type] if pa.types.is_struct(array.type) else []
-    for field in _tops(names, path):
+    for field in tops(names, path):
         return _at(pc.struct_field(array, [names.index(field)]), path[len(field) + 1 :])
     raise KeyError(path)
 
@@ -171,13 +171,13 @@ def _integers(array: pa.Array) -> Any:
 
 def stored_path(schema: pa.Schema, name: str) -> str:
     """The part of a column that can be read by itself: a field of a struct, or all of a list."""
-    tops = _tops(schema.names, name)
-    if not tops:
+    heads = tops(schema.names, name)
+    if not heads:
         return name
-    path, type_ = tops[0], schema.field(tops[0]).type
+    path, type_ = heads[0], schema.field(heads[0]).type
     while pa.types.is_struct(type_) and not is_ml_vector(type_):
         names = [field.name for field in type_]
-        inside = _tops(names, name[len(path) + 1 :])
+        inside = tops(names, name[len(path) + 1 :])
         if not inside:
             break
         path, type_ = f"{path}.{inside[0]}", type_[names.index(inside[0])].type

@@ -110,7 +110,7 @@ def inspect(
 ) -> Files:
     """Read the schema of some files, and count the rows that pass the filter.
 
-    ``refused`` says of columns why they cannot be read.
+    ``refused`` has the reasons why columns cannot be read, by name.
     """
     expression = _expression(reading.filter)
     groups, schema, inspected = [], None, []

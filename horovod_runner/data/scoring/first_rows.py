@@ -45,7 +45,7 @@ def try_first_rows(
             values, rows = _on_zeros(dataframe, inputs, call), _ROWS
         else:
             inputs = inputs.settle(first)
-            values, rows = _on_rows(first, inputs, call, on_error)
+            values, rows = on_rows(first, inputs, call, on_error)
         by_name = named(values, outputs, rows)
     typed = []
     for output in outputs:
@@ -66,7 +66,7 @@ def _by_types(inputs: Inputs, outputs: Sequence[OutputColumn], call: Call) -> di
         return None
 
 
-def _on_rows(
+def on_rows(
     first: pa.RecordBatch, inputs: Inputs, call: Call, on_error: OnError
 ) -> tuple[Any, int]:
     """What the model returns for the first rows, or for the first that does not fail."""

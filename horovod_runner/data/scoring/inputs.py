@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
@@ -16,7 +16,7 @@ from horovod_runner.data.feed.options import FeedOptions
 from horovod_runner.data.pack import arrow_rows
 from horovod_runner.data.pack import columns as column_types
 from horovod_runner.data.pack.columns import Column, Columns, Rows
-from horovod_runner.data.pack.nested import column_at
+from horovod_runner.data.pack.nested import column_at, tops
 from horovod_runner.errors import DataError
 
 if TYPE_CHECKING:
@@ -175,12 +175,8 @@ def expression(name: str, types: Mapping[str, Any]) -> SparkColumn:
     """A column by its dotted name, as an expression of Spark; ``types`` are the columns' types."""
     from pyspark.sql import functions
 
-    top = _longest_head(name, types)
+    top = tops(types, name)[0]
     return _inside(functions.col(quoted(top)), types[top], name[len(top) + 1 :])
-
-
-def _longest_head(name: str, heads: Iterable[str]) -> str:
-    return max((head for head in heads if name == head or name.startswith(f"{head}.")), key=len)
 
 
 def _inside(column: SparkColumn, type_: Any, path: str) -> SparkColumn:
@@ -202,5 +198,5 @@ def _inside(column: SparkColumn, type_: Any, path: str) -> SparkColumn:
             key, path = path, ""
         chosen = functions.lit(key).cast(type_.keyType)
         return _inside(functions.element_at(column, chosen), value, path)
-    field = _longest_head(path, type_.names)
+    field = tops(type_.names, path)[0]
     return _inside(column.getField(field), type_[field].dataType, path[len(field) + 1 :])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mlflow
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 
 from horovod_runner.data.feed.options import FeedOptions
@@ -27,7 +28,6 @@ from horovod_runner.data.scoring.scorer import compute
 from horovod_runner.errors import SerializationError
 
 if TYPE_CHECKING:
-    import pandas as pd
     from mlflow.models.model import ModelInfo
 
 _MODEL = "model"
@@ -48,17 +48,18 @@ class ColumnsModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
 
     def predict(self, context: Any, model_input: Any, params: Any = None) -> pd.DataFrame:
         """The outputs for some rows, as a pandas DataFrame."""
-        import pandas as pd
-
         assert self._call is not None  # noqa: S101 - MLflow has loaded it
         columns = [pa.array(model_input[name]) for name in self._inputs.names]
         batch = pa.RecordBatch.from_arrays(columns, self._inputs.names)
         parts = self._inputs.arrays(batch)
-        values = named(compute(self._call, self._inputs, parts), self._outputs, batch.num_rows)
-        return pd.DataFrame({name: _cells(value) for name, value in values.items()})
+        return _frame(named(compute(self._call, self._inputs, parts), self._outputs, len(batch)))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_call": None}
+
+
+def _frame(values: Mapping[str, Any]) -> pd.DataFrame:
+    return pd.DataFrame({name: _cells(value) for name, value in values.items()})
 
 
 def _cells(values: Any) -> Any:
@@ -99,18 +100,14 @@ def log_model(
     outputs = tuple(
         OutputColumn(each.name, each.type or OutputType.of(values[each.name])) for each in outputs
     )
-    columns_model = ColumnsModel(kind, inputs, outputs)
     frame = batch.to_pandas()
-    import pandas as pd
-
-    returned = pd.DataFrame({each: _cells(value) for each, value in values.items()})
     named_as = "name" if int(mlflow.__version__.partition(".")[0]) >= 3 else "artifact_path"
     try:
         return mlflow.pyfunc.log_model(
             **{named_as: name},
-            python_model=columns_model,
+            python_model=ColumnsModel(kind, inputs, outputs),
             artifacts={_MODEL: str(path)},
-            signature=mlflow.models.infer_signature(frame, returned),
+            signature=mlflow.models.infer_signature(frame, _frame(values)),
             input_example=frame,
             pip_requirements=requirements(model),
             registered_model_name=registered_model_name,

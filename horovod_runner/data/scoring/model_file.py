@@ -9,12 +9,10 @@ A worker keeps the models that it loaded last, for the partitions to come.
 
 from __future__ import annotations
 
-import atexit
 import os
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -24,10 +22,11 @@ from uuid import uuid4
 
 from horovod_runner.common.files import file_sha256
 from horovod_runner.common.spark_session import is_on_this_machine, spark_context
+from horovod_runner.data.place import process_folder
 from horovod_runner.data.scoring.models.kind import Call, ModelKind
 from horovod_runner.errors import SerializationError
 from horovod_runner.host.gpus import visible_gpus
-from horovod_runner.host.scratch import RunFolder, temporary_folder
+from horovod_runner.host.scratch import temporary_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -108,11 +107,8 @@ def ship(kind: ModelKind, path: Path, spark: SparkSession) -> ModelFile:
 
 @cache
 def _folder() -> Path:
-    """This process's folder of model files, which is removed at its end."""
-    stack = ExitStack()
-    folder = stack.enter_context(RunFolder(f"models-{os.getpid()}-{uuid4().hex[:8]}"))
-    atexit.register(stack.close)
-    return folder.path
+    """This process's folder of model files."""
+    return process_folder(f"models-{os.getpid()}-{uuid4().hex[:8]}")
 
 
 def task_device() -> str:

@@ -18,7 +18,7 @@ from horovod_runner.data.pack.images import Image
 from horovod_runner.data.read.staging import arrow_schema
 from horovod_runner.data.read.tables import pandas_table, without_twins
 from horovod_runner.data.scoring import model_file
-from horovod_runner.data.scoring.first_rows import try_first_rows
+from horovod_runner.data.scoring.first_rows import on_rows, try_first_rows
 from horovod_runner.data.scoring.inputs import Inputs
 from horovod_runner.data.scoring.models.kind import Call, ModelKind
 from horovod_runner.data.scoring.models.recognize import recognize
@@ -30,7 +30,7 @@ from horovod_runner.data.scoring.outputs import (
     named,
     parse_outputs,
 )
-from horovod_runner.data.scoring.scorer import OnError, Scorer, compute, with_postprocess
+from horovod_runner.data.scoring.scorer import OnError, Scorer, with_postprocess
 from horovod_runner.data.scoring.spark_query import ERRORS, lift_limits, with_outputs
 from horovod_runner.data.sources import source_of
 from horovod_runner.errors import DataError
@@ -136,53 +136,6 @@ def predict(
         ValueError: an argument is out of range, or two contradict each other.
     """
     kind, model = recognize(model, build)
-    return score(
-        dataframe,
-        kind,
-        model,
-        columns,
-        output,
-        batch_size=batch_size,
-        keep=keep,
-        dtypes=dtypes,
-        pad_ragged=pad_ragged,
-        images=images,
-        fill_null=fill_null,
-        ragged=ragged,
-        transform=transform,
-        postprocess=postprocess,
-        on_error=on_error,
-        error_column=error_column,
-        observation=observation,
-        device=device,
-        ship_modules=ship_modules,
-    )
-
-
-def score(
-    dataframe: Rows,
-    kind: ModelKind,
-    model: Any,
-    columns: Columns | None,
-    output: OutputSpec,
-    *,
-    batch_size: int,
-    keep: Sequence[str] | None = None,
-    fill_null: Mapping[str, Any] | None = None,
-    ragged: Sequence[str] = (),
-    postprocess: Callable[[Any], Any] | None = None,
-    on_error: OnError = "raise",
-    error_column: str | None = None,
-    observation: Observation | None = None,
-    device: str | None = None,
-    ship_modules: Sequence[ModuleType] = (),
-    **feed: Any,
-) -> Rows:
-    """Add a model's outputs to a DataFrame; ``kind`` says what the model is.
-
-    The other arguments are those of :func:`predict`, ``feed`` those of the inputs (dtypes,
-    pad_ragged, images, transform).
-    """
     outputs = parse_outputs(output)
     _check_errors(on_error, error_column, observation)
     rows: Any = dataframe
@@ -190,7 +143,15 @@ def score(
     names = _kept(rows, keep)
     extra = () if error_column is None else (OutputColumn(error_column, OutputType("string")),)
     check_free((*outputs, *extra), names)
-    options = FeedOptions(framework=kind.framework, columns=columns, batch_size=batch_size, **feed)
+    options = FeedOptions(
+        framework=kind.framework,
+        columns=columns,
+        batch_size=batch_size,
+        dtypes=dtypes,
+        pad_ragged=pad_ragged,
+        images=images,
+        transform=transform,
+    )
     if not hasattr(rows, "sparkSession"):
         if observation is not None:
             raise ValueError("observation counts the rows of a Spark query: leave it out")
@@ -247,9 +208,10 @@ def _typed(batch: pa.RecordBatch, call: Call, scorer: Scorer) -> list[OutputColu
             "there are no rows without nulls to decide the types of the outputs by: give them, "
             "output={'p': 'float'}"
         )
-    values = named(compute(call, inputs, inputs.arrays(first)), scorer.outputs, first.num_rows)
+    values, rows = on_rows(first, inputs, call, scorer.on_error)
+    by_name = named(values, scorer.outputs, rows)
     return [
-        OutputColumn(each.name, each.type or OutputType.of(values[each.name]))
+        OutputColumn(each.name, each.type or OutputType.of(by_name[each.name]))
         for each in scorer.outputs
     ]
 
@@ -304,7 +266,7 @@ def _told(
     error_column: str | None,
     observation: Observation | None,
 ) -> Any:
-    """The scored rows with what the user wants to know of those that failed."""
+    """The scored rows with the column of errors and the observation that the user wants."""
     if scorer.on_error == "raise":
         return scored
     from pyspark.sql import functions

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pyspark.ml import Model
 
 from horovod_runner.common.spark_session import quoted
-from horovod_runner.data.scoring.predict import score
+from horovod_runner.data.scoring.models.kind import Recognized
+from horovod_runner.data.scoring.predict import predict
 from horovod_runner.integrations.horovod_spark.batches import Arrange, in_order
 from horovod_runner.integrations.horovod_spark.params import ModelParams
 from horovod_runner.integrations.spark_ml.persistence import Saveable
@@ -17,7 +18,6 @@ from horovod_runner.integrations.spark_ml.persistence import Saveable
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from horovod_runner.data.scoring.models.kind import ModelKind
     from horovod_runner.results.run import Run
 
 
@@ -40,9 +40,9 @@ class HorovodModel(Model, ModelParams, Saveable):  # type: ignore[misc]
             self.setOutputCols([f"{name}__output" for name in params["label_columns"]])
         self._set(**params)
 
-    def _scored(self, columns: Mapping[str, str]) -> tuple[ModelKind, Any]:
+    def _scored(self, columns: Mapping[str, str]) -> Recognized:
         """What computes the outputs, and its kind; ``columns`` as for :meth:`_arrange`."""
-        return self._kind(), self.getModel()
+        return Recognized(self._kind(), self.getModel())
 
     @abstractmethod
     def _arrange(self, columns: Mapping[str, str]) -> Arrange:
@@ -53,11 +53,9 @@ class HorovodModel(Model, ModelParams, Saveable):  # type: ignore[misc]
 
         outputs, labels = self.getOutputCols(), self.getLabelColumns()
         columns = in_order(self.getFeatureColumns())
-        kind, model = self._scored(columns)
-        scored = score(
+        scored = predict(
             dataset,
-            kind,
-            model,
+            self._scored(columns),
             columns,
             outputs,
             batch_size=1024,

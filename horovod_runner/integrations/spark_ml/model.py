@@ -10,7 +10,8 @@ from pyspark.ml import Model
 from horovod_runner.common.spark_session import quoted
 from horovod_runner.data.feed.options import FeedOptions
 from horovod_runner.data.read import staging
-from horovod_runner.data.scoring.predict import score
+from horovod_runner.data.scoring.models.kind import Recognized
+from horovod_runner.data.scoring.predict import predict
 from horovod_runner.errors import DataError
 from horovod_runner.integrations.spark_ml.params import (
     ColumnParams,
@@ -148,10 +149,9 @@ class TrainedModel(Model, ColumnParams, Saveable):  # type: ignore[misc]
         post = Classes(self.getOrDefault("loss_name")) if is_classifier else None
         probability = self.getProbabilityCol()
         wanted = [*outputs, probability] if is_classifier else outputs
-        scored = score(
+        scored = predict(
             dataset,
-            self._kind(),
-            self.getOrDefault("model"),
+            Recognized(self._kind(), self.getOrDefault("model")),
             self.features,
             wanted,
             batch_size=self.getOrDefault("transform_batch_size"),

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from horovod_runner.data.scoring.models.recognize import recognize
-from horovod_runner.data.scoring.predict import score
+from horovod_runner.data.scoring.predict import predict
 from horovod_runner.integrations.training.classes import Classes, is_class_loss, loss_name
 
 if TYPE_CHECKING:
@@ -77,7 +76,6 @@ class Fitted:
             PredictionError: the network fails on the rows.
         """
         training = self._training
-        kind, model = recognize(self.model, None)
         labels = training.labels
         name = "" if training.loss is None else loss_name(training.loss)
         outputs = ["prediction"]
@@ -86,10 +84,9 @@ class Fitted:
             outputs, post = ["prediction", "probability"], Classes(name, "int64")
         elif len(labels) > 1:
             outputs = [f"prediction_{label}" for label in labels]
-        return score(
+        return predict(
             data,
-            kind,
-            model,
+            self.model,
             dict(training.features) or None,
             outputs,
             batch_size=batch_size,

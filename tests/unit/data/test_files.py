@@ -250,14 +250,13 @@ def deletion_vector(rows: list[int]) -> dict[str, Any]:
 
 @pytest.fixture
 def delta(tmp_path: Path) -> Path:
-    deltalake = pytest.importorskip("deltalake")
-    deltalake.write_deltalake(
-        tmp_path / "table",
-        TABLE,
-        partition_by=["state"],
-        writer_properties=deltalake.WriterProperties(max_row_group_size=100),
-    )
-    return tmp_path / "table"
+    small = pytest.importorskip("deltalake").WriterProperties(max_row_group_size=100)
+    return write_delta(tmp_path / "table", TABLE, partition_by=["state"], writer_properties=small)
+
+
+def write_delta(table: Path, rows: pa.Table, **options: Any) -> Path:
+    pytest.importorskip("deltalake").write_deltalake(table, rows, **options)
+    return table
 
 
 def log_of(table: Path) -> list[dict[str, Any]]:
@@ -269,6 +268,24 @@ def add_to_log(table: Path, *entries: dict[str, Any]) -> None:
     number = len(list((table / "_delta_log").glob("*.json")))
     path = table / "_delta_log" / f"{number:020}.json"
     path.write_text("\n".join(json.dumps(entry) for entry in entries))
+
+
+def delete_rows(table: Path, add: dict[str, Any], rows: list[int]) -> None:
+    """Add a deletion vector to a file, which the log has added."""
+    add_to_log(
+        table,
+        {"protocol": protocol("deletionVectors")},
+        {"remove": {**add, "deletionTimestamp": 1, "extendedFileMetadata": True}},
+        {"add": {**add, "deletionVector": deletion_vector(rows)}},
+    )
+
+
+def map_columns(table: Path, fields: list[dict[str, Any]], versions: dict[str, Any]) -> None:
+    """Replace the table's schema by fields of :func:`column`."""
+    metadata = next(entry["metaData"] for entry in log_of(table) if "metaData" in entry)
+    metadata["schemaString"] = json.dumps({"type": "struct", "fields": fields})
+    metadata["configuration"] = {"delta.columnMapping.mode": "name"}
+    add_to_log(table, {"protocol": versions}, {"metaData": metadata})
 
 
 def test_the_current_rows_of_a_delta_table_are_read(delta: Path) -> None:
@@ -289,28 +306,16 @@ def test_rows_that_deletion_vectors_delete_are_not_read(delta: Path) -> None:
     add = next(e["add"] for e in log_of(delta) if "add" in e and "state=x0" in e["add"]["path"])
     assert pq.ParquetFile(delta / add["path"]).num_row_groups == 5
     gone = [0, 3, 110, 499]
-    add_to_log(
-        delta,
-        {"protocol": protocol("deletionVectors")},
-        {"remove": {**add, "deletionTimestamp": 1, "extendedFileMetadata": True}},
-        {"add": {**add, "deletionVector": deletion_vector(gone)}},
-    )
+    delete_rows(delta, add, gone)
     rows = rows_of(find_delta(delta))
     assert sorted(row["a"] for row in rows) == sorted(set(range(ROWS)) - {2 * n for n in gone})
 
 
 def test_deletion_vectors_of_files_with_unusual_paths_count(tmp_path: Path) -> None:
-    deltalake = pytest.importorskip("deltalake")
-    table = tmp_path / "ta ble"
     rows = pa.table({"a": list(range(10)), "p": ["é b/=%?#"] * 10})
-    deltalake.write_deltalake(table, rows, partition_by=["p"])
+    table = write_delta(tmp_path / "ta ble", rows, partition_by=["p"])
     (add,) = (entry["add"] for entry in log_of(table) if "add" in entry)
-    add_to_log(
-        table,
-        {"protocol": protocol("deletionVectors")},
-        {"remove": {**add, "deletionTimestamp": 1, "extendedFileMetadata": True}},
-        {"add": {**add, "deletionVector": deletion_vector([3])}},
-    )
+    delete_rows(table, add, [3])
     assert [row["a"] for row in rows_of(find_delta(table))] == [0, 1, 2, 4, 5, 6, 7, 8, 9]
 
 
@@ -329,11 +334,8 @@ def column(name: str, type_: Any, number: int, name_in_file: str) -> dict[str, A
 
 
 def test_the_log_says_which_columns_there_are(tmp_path: Path) -> None:
-    deltalake = pytest.importorskip("deltalake")
-    table = tmp_path / "table"
     rows = {"a": [1, 2], "b": [0.5, 1.5], "s": [{"u": 1}] * 2, "t": [{"u": 1, "v": 2}] * 2}
-    deltalake.write_deltalake(table, pa.table(rows))
-    metadata = next(entry["metaData"] for entry in log_of(table) if "metaData" in entry)
+    table = write_delta(tmp_path / "table", pa.table(rows))
     renamed = {"type": "struct", "fields": [column("w", "long", 5, "u")]}
     shorter = {"type": "struct", "fields": [column("u", "long", 7, "u")]}
     fields = [
@@ -342,9 +344,7 @@ def test_the_log_says_which_columns_there_are(tmp_path: Path) -> None:
         column("s", renamed, 4, "s"),
         column("t", shorter, 6, "t"),
     ]
-    metadata["schemaString"] = json.dumps({"type": "struct", "fields": fields})
-    metadata["configuration"] = {"delta.columnMapping.mode": "name"}
-    add_to_log(table, {"protocol": protocol("columnMapping")}, {"metaData": metadata})
+    map_columns(table, fields, protocol("columnMapping"))
     files = find_delta(table)
     assert rows_of(files) == [{"a": 1, "b": None}, {"a": 2, "b": None}]
     assert len(find_delta(table, filter=[("b", ">", 0.0)]).units) == 0
@@ -361,12 +361,10 @@ def test_a_table_with_another_feature_is_refused_by_its_name(delta: Path) -> Non
 
 
 def test_null_is_a_value_of_a_partition(tmp_path: Path) -> None:
-    deltalake = pytest.importorskip("deltalake")
     rows = pa.table({"a": [1, 2, 3], "p": pa.array([7, None, 8], pa.int32())})
-    deltalake.write_deltalake(tmp_path / "table", rows, partition_by=["p"])
-    files = find_delta(tmp_path / "table")
-    assert {row["a"]: row["p"] for row in rows_of(files)} == {1: 7, 2: None, 3: 8}
-    some = find_delta(tmp_path / "table", filter=[("p", ">", 7)])
+    table = write_delta(tmp_path / "table", rows, partition_by=["p"])
+    assert {row["a"]: row["p"] for row in rows_of(find_delta(table))} == {1: 7, 2: None, 3: 8}
+    some = find_delta(table, filter=[("p", ">", 7)])
     assert [row["a"] for row in rows_of(some)] == [3]
 
 
@@ -378,19 +376,10 @@ def test_spark_timestamps_of_any_year_are_read(tmp_path: Path) -> None:
 
 
 def test_renamed_columns_have_their_new_names(tmp_path: Path) -> None:
-    deltalake = pytest.importorskip("deltalake")
-    table = tmp_path / "table"
-    deltalake.write_deltalake(table, TABLE.select(["a", "b"]).rename_columns(["col-1", "b"]))
-    metadata = next(entry["metaData"] for entry in log_of(table) if "metaData" in entry)
-    schema = json.loads(metadata["schemaString"])
-    schema["fields"] = [column("new name", "long", 1, "col-1"), column("b", "double", 2, "b")]
-    metadata["schemaString"] = json.dumps(schema)
-    metadata["configuration"] = {
-        "delta.columnMapping.mode": "name",
-        "delta.columnMapping.maxColumnId": "2",
-    }
-    old = {"minReaderVersion": 2, "minWriterVersion": 5}
-    add_to_log(table, {"protocol": old}, {"metaData": metadata})
+    rows = TABLE.select(["a", "b"]).rename_columns(["col-1", "b"])
+    table = write_delta(tmp_path / "table", rows)
+    fields = [column("new name", "long", 1, "col-1"), column("b", "double", 2, "b")]
+    map_columns(table, fields, {"minReaderVersion": 2, "minWriterVersion": 5})
     files = find_delta(table)
     assert list(files.columns) == ["new name", "b"]
     assert rows_of(files, ["new name"])[5] == {"new name": 5}

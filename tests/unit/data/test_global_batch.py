@@ -148,15 +148,6 @@ def test_what_becomes_of_the_last_batch(shard: Shard, monkeypatch: pytest.Monkey
     assert weights == [(16 * 3 / 50, 16), (16 * 3 / 50, 16), (1.0, 1)]
 
 
-def test_an_empty_part_is_a_row_with_the_weight_0(
-    shard: Shard, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    as_rank(monkeypatch, 3, 4)
-    feed = shard.batches(global_batch=101, sample_weights=True)
-    [_, last] = feed
-    assert (len(last["x"]), last["weight"].tolist(), feed.real, feed.weight) == (1, [0.0], 0, 0.0)
-
-
 def test_a_dataset_that_is_split_among_the_ranks_is_refused(shard: Shard) -> None:
     assert shard.rows == ROWS
     shard._counts = [50, 53]  # as if the hosts shared no folder

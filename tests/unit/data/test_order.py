@@ -107,12 +107,6 @@ def test_equal_parts_begin_with_the_rows_of_the_rank_and_repeat_others_of_the_st
                 assert len(set(rows.tolist())) == min(len(rows), len(set(batch)))
 
 
-def test_1024_rows_on_3_ranks_are_342_341_and_341() -> None:
-    planned = Order(5000, 1024, last_batch="short")
-    assert [planned.part_rows(0, rank, 3) for rank in range(3)] == [342, 341, 341]
-    assert planned.global_rows(planned.steps - 1) == 5000 - 4 * 1024
-
-
 @given(orders, st.data())
 def test_a_seek_gives_the_same_rows_as_a_replay(given: dict[str, Any], data: st.DataObject) -> None:
     replayed = Order(**given)

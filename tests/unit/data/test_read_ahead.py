@@ -13,7 +13,6 @@ import pytest
 
 from horovod_runner.data.feed.read_ahead import ReadAhead
 from horovod_runner.data.pack.store import MatrixFile
-from horovod_runner.host.control_groups import memory_for_files
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has posix_fadvise here")
 
@@ -97,7 +96,3 @@ def test_cached_rows_are_not_requested(
         path.read_bytes()
     monkeypatch.setattr(os, "posix_fadvise", lambda *_: pytest.fail("requested"))
     ReadAhead(files, 0).request(np.arange(ROWS))
-
-
-def test_memory_for_files_is_at_most_the_memory_of_the_machine() -> None:
-    assert 0 < memory_for_files() <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -93,18 +93,6 @@ def test_chunks_give_all_rows_in_order(tmp_path: Path, parts: Parts) -> None:
     assert text.decode() == "".join(f"row {n}" for n in range(ROWS))
 
 
-def test_another_process_uses_a_filled_store(tmp_path: Path, parts: Parts) -> None:
-    filled(tmp_path, parts)
-
-    def nothing(unit: int) -> Iterator[Chunk]:
-        raise AssertionError(unit)
-
-    again = PackedStore.create(tmp_path / "packed", parts.layout)
-    again.fill(nothing)
-    again.open()
-    assert again.take(np.array([7]), ["a"])["a"].values.tolist() == [7]
-
-
 def _fill_and_report(folder: Path, parts: Parts, queue: Any) -> None:
     def read(unit: int) -> Iterator[Chunk]:
         queue.put((os.getpid(), unit))

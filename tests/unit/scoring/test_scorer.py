@@ -16,6 +16,7 @@ from horovod_runner.data.scoring.inputs import Inputs
 from horovod_runner.data.scoring.model_file import ModelFile
 from horovod_runner.data.scoring.models.kind import FunctionKind
 from horovod_runner.data.scoring.outputs import OutputColumn, OutputType
+from horovod_runner.data.scoring.predict import predict
 from horovod_runner.data.scoring.scorer import OnError, Scorer
 from horovod_runner.errors import DataError, PredictionError
 
@@ -96,6 +97,19 @@ def test_rows_that_fail_are_null_and_the_others_are_not(tmp_path: Path) -> None:
     assert errors[1] == "row 1: 'x' is null"
     assert errors[5].startswith("row 5: the model failed on a batch of x: float64 (1,): ValueError")
     assert [error is None for error in errors] == [True, False, True, True, True, False, True]
+
+
+def test_the_first_row_that_does_not_fail_decides_the_type_of_an_output() -> None:
+    def model(parts: Mapping[str, Any]) -> Any:
+        if (parts["x"] < 2).any():
+            raise ValueError("below two")
+        return parts["x"] * 2.0
+
+    rows = pa.table({"x": [0.0, 1.0, 2.0, 3.0]})
+    scored_rows: Any = predict(rows, model, ["x"], "p", on_error="null")
+    assert scored_rows["p"].to_pylist() == [None, None, 4.0, 6.0]
+    with pytest.raises(PredictionError, match="below two"):
+        predict(rows, model, ["x"], "p")
 
 
 def test_a_batch_of_failing_rows_alone_is_null(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import cloudpickle
 
@@ -29,6 +29,13 @@ class ModelKind(Protocol):
 
     def load(self, path: Path, device: str) -> Call:
         """Read the model onto "cpu" or "cuda:1"; returns what computes the outputs for a batch."""
+
+
+class Recognized(NamedTuple):
+    """A model whose kind is known already; `predict` accepts it in place of the model."""
+
+    kind: ModelKind
+    model: Any
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
-from horovod_runner.data.scoring.models.kind import FunctionKind
+from horovod_runner.data.scoring.models.kind import FunctionKind, Recognized
 from horovod_runner.integrations.horovod_spark.batches import Arrange
 from horovod_runner.integrations.horovod_spark.frameworks import torch as of_torch
 from horovod_runner.integrations.horovod_spark.frameworks.store_trainings import (
@@ -20,7 +20,6 @@ from horovod_runner.integrations.spark_ml.params import with_params
 
 if TYPE_CHECKING:
     from horovod_runner.checkpoints.checkpoint import Checkpoint
-    from horovod_runner.data.scoring.models.kind import ModelKind
     from horovod_runner.integrations.training.training import Trained, Training
 
 __all__ = ["MIN_PL_VERSION", "EstimatorParams", "TorchEstimator", "TorchModel"]
@@ -171,12 +170,12 @@ class TorchModel(of_torch.TorchModel):
         """
         return None
 
-    def _scored(self, columns: Mapping[str, str]) -> tuple[ModelKind, Any]:
+    def _scored(self, columns: Mapping[str, str]) -> Recognized:
         function = self.get_prediction_fn()
         if function is None:
             return super()._scored(columns)
         model = self.getModel().eval()
-        return NamesKind(FunctionKind()), RowByRow(model, function, dict(columns))
+        return Recognized(NamesKind(FunctionKind()), RowByRow(model, function, dict(columns)))
 
     def _arrange(self, columns: Mapping[str, str]) -> Arrange:
         if self.get_prediction_fn() is None:
