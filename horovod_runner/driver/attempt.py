@@ -128,7 +128,7 @@ class AttemptRunner:
             raise
 
     def _replay(self, record: Record, supervisor: Supervisor) -> list[int]:
-        """Take in what the stand-in kept; returns the ranks that failed, in order."""
+        """Replay what the stand-in kept; returns the ranks that failed, in order."""
         supervisor.roster.set_slots(record.slots)
         if record.problem and supervisor.problem is None:
             # Over the launcher's connection.

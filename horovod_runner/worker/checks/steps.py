@@ -34,7 +34,7 @@ _parallel: weakref.WeakSet[Any] = weakref.WeakSet()  # modules of all ranks
 
 
 class _Watched:
-    """What is compared of an optimizer's weights at its end: after its last step."""
+    """The weights of an optimizer, for the comparison after its last step."""
 
     def __init__(self, optimizer: Any, number: int) -> None:
         self.steps = 0
