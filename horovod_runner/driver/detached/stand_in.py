@@ -109,5 +109,4 @@ class _StartedElsewhere(Launch):
     """
 
     def outcomes(self) -> list[Outcome]:
-        """None."""
         return []
