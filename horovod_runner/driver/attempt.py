@@ -41,10 +41,6 @@ class AttemptRunner:
     """Runs one attempt.
 
     Args:
-        job: what to run.
-        launcher: where.
-        sink: shows and records what comes back.
-        requests: what other threads ask for.
         archive: takes the checkpoints; None where there is no place for them.
         dataframes: DataFrames whose rows are sent to the tasks with the launch, by dataset name.
     """
