@@ -12,6 +12,7 @@ from typing import Any
 
 from horovod_runner.checkpoints.archive import Archive
 from horovod_runner.common.text import count_text, ranks_text
+from horovod_runner.driver.checks import checks_of
 from horovod_runner.driver.intake import Intake
 from horovod_runner.driver.launcher import (
     Launch,
@@ -81,7 +82,9 @@ class AttemptRunner:
             launch = self._launcher.launch(
                 LaunchRequest(job, channel.address, channel.wake, self._dataframes)
             )
-            supervisor = Supervisor(job, channel, launch, self._intake, self._requests)
+            supervisor = Supervisor(
+                job, channel, launch, self._intake, self._requests, checks=checks_of(job)
+            )
             with self._requests.answered_by(supervisor):
                 try:
                     outcomes, reported = self._supervise(channel, launch, supervisor)

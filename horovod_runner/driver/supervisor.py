@@ -11,13 +11,14 @@ from collections.abc import Iterable
 from typing import Final, assert_never, cast
 
 from horovod_runner.common.text import ranks_text
+from horovod_runner.driver.checks import Checks
 from horovod_runner.driver.intake import Content, Observer, OwnMessage
 from horovod_runner.driver.launcher import Launch, TaskLostError
 from horovod_runner.driver.liveness import Presence
 from horovod_runner.driver.phases import Phase, State, Trigger
 from horovod_runner.driver.requests import Requests
 from horovod_runner.driver.roster import Roster
-from horovod_runner.driver.sync_check import NoteCheck, SyncCheck
+from horovod_runner.driver.sync_check import NoteCheck
 from horovod_runner.driver.watchdog import Watchdog
 from horovod_runner.errors import (
     CancelledError,
@@ -53,6 +54,8 @@ class Supervisor:
         launch: Launch,
         observer: Observer,
         requests: Requests,
+        *,
+        checks: Checks,
     ) -> None:
         self._job = job
         self._limits = job.limits
@@ -62,14 +65,15 @@ class Supervisor:
         self._requests = requests
         self.phase = Phase(job.limits)
         self.roster = Roster(job, self._notice)
-        compares = job.options.debug_config.weight_check == "epoch"
-        self.weights = SyncCheck(job.size) if compares else None
+        self.weights = checks.weights
         self.notes = NoteCheck(job.size, self.roster.host_of, self._notice, limits=job.limits)
         self.problem: HorovodRunnerError | None = None
         self.failed: dict[int, int] = {}
         self._secondary: dict[int, int] = {}  # ranks that noticed another one's end, by task
         self._presence = Presence(channel, launch, job.limits)
-        self._watchdog = Watchdog(job, self._notice, lambda: self._send_all(messages.ShowStacks()))
+        self._watchdog = Watchdog(
+            job, checks, self._notice, lambda: self._send_all(messages.ShowStacks())
+        )
         self._launched_at = time.monotonic()
         self._tick_at = 0.0
 

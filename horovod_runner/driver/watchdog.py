@@ -12,8 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from horovod_runner.common import stacks
-from horovod_runner.driver.hangs import HangWatch, stall_lifetime
-from horovod_runner.driver.waits import TorchWaits
+from horovod_runner.driver.checks import Checks
 from horovod_runner.errors import HangError
 from horovod_runner.results.memory import warning
 from horovod_runner.wire import messages
@@ -32,17 +31,18 @@ class Watchdog:
 
     Args:
         notice: shows a text to the user: warnings, and stacks that were requested.
-        ask: asks all ranks for their stacks.
     """
 
-    def __init__(self, job: Job, notice: Callable[[str], None], ask: Callable[[], None]) -> None:
+    def __init__(
+        self, job: Job, checks: Checks, notice: Callable[[str], None], ask: Callable[[], None]
+    ) -> None:
         self._job = job
         self._timeout = job.options.debug_config.hang_timeout
         self._notice = notice
         self._ask = ask
         self._limits = job.limits
-        self._hang = HangWatch(self._timeout, job.stall_seconds, job.limits)
-        self._waits = TorchWaits(job.size, stall_lifetime(job.stall_seconds), job.limits)
+        self._hang = checks.hang
+        self._waits = checks.waits
         self._running: set[int] = set()
         self._stacks: dict[int, str] = {}
         self._show_at: float | None = None

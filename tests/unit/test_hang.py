@@ -9,6 +9,7 @@ import pytest
 from horovod_runner.common import stacks
 from horovod_runner.common.limits import Limits
 from horovod_runner.common.options import ClusterConfig, DebugConfig, Options
+from horovod_runner.driver.checks import checks_of
 from horovod_runner.driver.hangs import HangWatch
 from horovod_runner.driver.waits import TorchWaits
 from horovod_runner.driver.watchdog import Watchdog
@@ -197,7 +198,7 @@ def test_a_second_request_shows_the_stacks_of_now() -> None:
     shown: list[str] = []
     cluster = ClusterConfig(limits=Limits(stacks_shown=3600))
     job = Job("1a2b", 2, Options(np=-2, cluster_config=cluster), b"")
-    watchdog = Watchdog(job, shown.append, lambda: None)
+    watchdog = Watchdog(job, checks_of(job), shown.append, lambda: None)
     for rank in range(2):
         watchdog.started(rank)
     for line in (41, 57):

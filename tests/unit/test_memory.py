@@ -16,6 +16,7 @@ import pytest
 from horovod_runner import RankFailedError
 from horovod_runner.common.options import Options
 from horovod_runner.common.slots import Slot
+from horovod_runner.driver.checks import checks_of
 from horovod_runner.driver.watchdog import Watchdog
 from horovod_runner.host import control_groups
 from horovod_runner.results import failures
@@ -159,7 +160,7 @@ def use(free: int = 100 * MIB, **fields: Any) -> MemoryUse:
 
 def watchdog(notices: list[str]) -> Watchdog:
     job = Job("1a2b", 3, Options(np=-3), b"")
-    return Watchdog(job, notices.append, lambda: None)
+    return Watchdog(job, checks_of(job), notices.append, lambda: None)
 
 
 def test_the_ranks_of_a_host_are_warned_of_once_and_the_one_that_grew_most_is_named() -> None:

@@ -14,6 +14,7 @@ import os
 import pickle
 
 from horovod_runner.common.threads import start_thread
+from horovod_runner.driver.checks import checks_of
 from horovod_runner.driver.detached.journal import open_writer
 from horovod_runner.driver.detached.keeper import CAPACITY, Capacity, Keeper
 from horovod_runner.driver.launcher import Launch
@@ -58,7 +59,9 @@ class StandIn:
         self._keeper = Keeper(self._journal, self._capacity, required=required)
         self.address = self._channel.address
         self._launch = _StartedElsewhere()
-        self._supervisor = Supervisor(job, self._channel, self._launch, self._keeper, Requests())
+        self._supervisor = Supervisor(
+            job, self._channel, self._launch, self._keeper, Requests(), checks=checks_of(job)
+        )
         self._thread = start_thread("stand-in", self._work)
 
     def _work(self) -> None:
