@@ -1,4 +1,4 @@
-"""What tests put in place of a run: a rank that keeps what it sends, and a notebook's kernel."""
+"""What tests put in place of a run: a rank that keeps what it sends, a clock, a kernel."""
 
 from __future__ import annotations
 
@@ -37,6 +37,16 @@ class Rank(SimpleNamespace):
             "saver": SimpleNamespace(save=lambda *given: self.checkpoints_saved.append(given)),
         }
         super().__init__(rank=rank, size=size, **{**defaults, **attributes})
+
+
+class SetClock:
+    """A clock that stands still until the test sets it."""
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
 
 
 @contextmanager

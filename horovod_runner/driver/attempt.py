@@ -42,10 +42,6 @@ class AttemptRunner:
     """Runs one attempt.
 
     Args:
-        job: what to run.
-        launcher: where.
-        sink: shows and records what comes back.
-        requests: what other threads ask for.
         archive: takes the checkpoints; None where there is no place for them.
         dataframes: DataFrames whose rows are sent to the tasks with the launch, by dataset name.
     """
@@ -131,7 +127,7 @@ class AttemptRunner:
             raise
 
     def _replay(self, record: Record, supervisor: Supervisor) -> list[int]:
-        """Take in what the stand-in kept; returns the ranks that failed, in order."""
+        """Replay what the stand-in kept; returns the ranks that failed, in order."""
         supervisor.roster.set_slots(record.slots)
         if record.problem and supervisor.problem is None:
             # Over the launcher's connection.

@@ -64,7 +64,7 @@ class Observer:
         """
 
     def say_detached(self) -> None:
-        """Tell the user that they do, and how what they say gets here; again if that changes."""
+        """Tell the user that they do, and how their messages arrive; again if that changes."""
 
     def idle(self) -> None:
         """Called at least once a second."""
@@ -128,7 +128,7 @@ class Intake(Observer):
         self._sink.idle()
 
     def finish(self, record: Record | None) -> None:
-        """Take in what the stand-in has in its journal and its record; None: there is none."""
+        """Replay the rest of the stand-in's journal, and its record; None without a record."""
         if self._journal is not None:
             self._replay(self._journal.finish(record))
             if record is not None:
@@ -163,7 +163,9 @@ class Intake(Observer):
         """
         match message:
             case messages.Fetch():
-                return self._fetch(message)
+                if self._archive is None:
+                    return no_archive(message)
+                return self._archive.fetch(message)
             case messages.FilePart():
                 self._take_part(message)
             case events.Saved():
@@ -241,11 +243,6 @@ class Intake(Observer):
     def _warn_unsaved(self, what: str, why: str) -> None:
         if self._archive is not None:
             self._sink.notice(self._archive.unsaved(what, why))
-
-    def _fetch(self, message: messages.Fetch) -> messages.Fetched:
-        if self._archive is None:
-            return no_archive(message)
-        return self._archive.fetch(message)
 
 
 def no_archive(message: messages.Fetch) -> messages.Fetched:

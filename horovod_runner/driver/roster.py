@@ -126,7 +126,7 @@ class Roster:
         return bool(names)
 
     def set_slots(self, slots: list[Slot]) -> None:
-        """Take over where the ranks are."""
+        """Set the slots of the ranks."""
         self.slots = slots
         self.ranks = {slot.task: slot.rank for slot in slots}
 
@@ -135,7 +135,7 @@ class Roster:
         return self.slots[rank].host if rank < len(self.slots) else ""
 
     def started(self, message: messages.Started) -> bool:
-        """Take in that a rank's worker runs; whether that was news."""
+        """Record that a rank's worker runs; returns whether that is new."""
         if message.rank in self.pids:
             return False
         self.pids[message.rank] = message.pid
@@ -177,7 +177,7 @@ class Roster:
         return lost_error(tasks, self.slots, self.pids, self.machines, said)
 
     def fence(self, message: messages.Fence) -> bool:
-        """Take in that a rank's MPI waits at a fence; whether all do with it."""
+        """Record that a rank's MPI waits at a fence; returns whether all ranks do now."""
         self.mpi_values |= message.values
         self._fenced.add(message.rank)
         if len(self._fenced) < self._job.size:

@@ -1,4 +1,4 @@
-"""What was asked for and what came out, in short: a line of text, and HTML for a notebook."""
+"""Short descriptions of runners and runs: a line of text, and HTML for a notebook."""
 
 from __future__ import annotations
 

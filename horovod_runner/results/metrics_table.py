@@ -293,11 +293,11 @@ class Metrics:
         import numpy as np
         import pyarrow as pa
 
-        tables = []
         with self._lock:
             names = list(dict.fromkeys(n for rows in self._ranks.values() for n in rows.columns))
-            for rank in sorted(self._ranks):
-                tables.append(_arrow_columns(np, pa, self._ranks[rank], names))
+            tables = [
+                _arrow_columns(np, pa, rows, names) for _, rows in sorted(self._ranks.items())
+            ]
         schema = pa.schema(
             [
                 ("rank", pa.int32()),

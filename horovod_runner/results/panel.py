@@ -124,7 +124,7 @@ class Panel(Progress):
 
 
 class _Widgets:
-    """The panel as widgets. Whoever opens or folds a part of it finds it so after an update."""
+    """The panel as widgets. Parts that the user has opened or folded stay so after an update."""
 
     def __init__(self, now: Live) -> None:
         import ipywidgets

@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-Library = Literal["horovod.torch", "horovod.tensorflow", "torch"]
 Totals = npt.NDArray[np.float64]
 
 
-def connected_library() -> tuple[Library, Any] | None:
-    """The name and module of an initialized Horovod, or of torch for torch.distributed.
+def connected_library() -> Callable[[], SmallCollectives] | None:
+    """What makes the collectives of an initialized Horovod, or else of torch.distributed.
 
     None if the ranks are not connected yet. Imports nothing: only modules that are loaded count.
     """
-    horovods: tuple[Library, ...] = ("horovod.torch", "horovod.tensorflow")
-    for name in horovods:
-        horovod = sys.modules.get(name)
+    makers = {"torch": _of_horovod_torch, "tensorflow": _of_horovod_tensorflow}
+    for framework, make in makers.items():
+        horovod = sys.modules.get(f"horovod.{framework}")
         if horovod is not None and horovod.is_initialized():
-            return name, horovod
+            return partial(make, horovod)
     torch = sys.modules.get("torch")
     distributed = None if torch is None else torch.distributed
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        return "torch", torch
+        return partial(_of_torch, torch)
     return None
 
 
@@ -39,10 +39,9 @@ def connected(
     Raises:
         RuntimeError: the ranks are not connected yet.
     """
-    found = connected_library()
-    if found is not None:
-        name, module = found
-        return _MAKERS[name](module)
+    make = connected_library()
+    if make is not None:
+        return make()
     raise RuntimeError(
         f"{what}, and the ranks are not connected yet: call hvd.init() before it (or "
         "torch.distributed.init_process_group())"
@@ -122,10 +121,3 @@ def _of_torch(torch: Any) -> SmallCollectives:
         return summed.cpu().numpy()
 
     return SmallCollectives((distributed.get_rank(), distributed.get_world_size()), broadcast, add)
-
-
-_MAKERS: Final[Mapping[Library, Callable[[Any], SmallCollectives]]] = {
-    "horovod.torch": _of_horovod_torch,
-    "horovod.tensorflow": _of_horovod_tensorflow,
-    "torch": _of_torch,
-}

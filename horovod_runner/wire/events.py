@@ -35,7 +35,7 @@ class Event(Message, frozen=True):
 
     @property
     def key(self) -> object:
-        """Of "last": what an event replaces has the same key."""
+        """For "last": an event replaces the earlier one with the same key."""
         return type(self)
 
 

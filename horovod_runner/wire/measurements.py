@@ -65,7 +65,7 @@ class Profile(Event, frozen=True, gc=False):
     late: float = 0.0
 
 
-#: Which count tells the steps of a training: the first of these that there is.
+#: By which counts steps are told, the best first: the first one that is present counts.
 STEP_SOURCES: Final = ("optimizer", "batches", "reports", "reductions")
 
 

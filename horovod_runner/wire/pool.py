@@ -37,9 +37,7 @@ class Work(Message, frozen=True):
 
     Attributes:
         task: the task's number in the attempt.
-        size: the number of ranks.
         attempt: 1-based number of the launch within the run.
-        checkpoints: where checkpoints go, and which ones to resume from.
         address: the attempt's channel.
     """
 

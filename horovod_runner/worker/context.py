@@ -75,7 +75,7 @@ _current: RankContext | None = None
 
 
 def enter(rank: RankContext | None) -> None:
-    """Make a rank the one of this process; None where it is one no more."""
+    """Set the rank of this process; None when it has ended."""
     global _current  # noqa: PLW0603 - a process runs one rank
     _current = rank
 

@@ -76,7 +76,7 @@ from horovod_runner.worker.checks import notes
 from horovod_runner.worker.profiling.loader import LoaderWatch
 from horovod_runner.worker.reporter import Reporter
 from tests.events import telling, telling_threads
-from tests.stand_ins import as_rank
+from tests.stand_ins import SetClock, as_rank
 
 _SLACK = 200_000  # bytes: lists and dicts grow in steps, and Python keeps freed objects
 
@@ -115,16 +115,6 @@ def fast_path() -> Iterator[Path]:
     """A folder in memory: to save a checkpoint waits for the disk several times."""
     with tempfile.TemporaryDirectory(dir=memory_folder()) as folder:
         yield Path(folder)
-
-
-class _Days:
-    """A clock."""
-
-    def __init__(self) -> None:
-        self.now = 1e9
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class _Cancelled(threading.Event):
@@ -281,7 +271,7 @@ def test_at_its_real_limit_the_table_has_as_many_rows_after_twice_as_many_report
 
 def test_lines_and_notices_are_cut_in_the_record_and_counted() -> None:
     """10^5 lines; 10^7 take only longer: the deque is full after 1,000."""
-    run, days = Run("test", 2), _Days()
+    run, days = Run("test", 2), SetClock(1e9)
     recorder = Recorder(run, most_pieces=1000)
 
     def lines(count: int) -> None:
@@ -299,7 +289,7 @@ def test_lines_and_notices_are_cut_in_the_record_and_counted() -> None:
 def test_the_terminal_remembers_no_line_that_it_has_printed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    days = _Days()
+    days = SetClock(1e9)
     terminal = TerminalSink(32, clock=days, width=lambda: 0)
     for number in range(50_000):
         days.now += 0.01
@@ -312,7 +302,7 @@ def test_the_terminal_remembers_no_line_that_it_has_printed(
 
 def test_measurements_of_a_hundred_days_and_hosts_that_come_and_go_have_a_limit() -> None:
     """A summary stands for nine minutes: a rank sends one a second, and rows merge in pairs."""
-    profile, days = RunProfile(), _Days()
+    profile, days = RunProfile(), SetClock(1e9)
 
     def measure(attempts: int, first: int) -> None:
         for attempt in range(first, first + attempts):
@@ -623,7 +613,7 @@ def test_messages_that_wait_for_the_driver_again_and_again_leave_no_file_behind(
 
 
 def test_stalls_with_other_names_in_each_step_are_forgotten_with_their_time() -> None:
-    days = _Days()
+    days = SetClock(1e9)
     watch = HangWatch(None, 60.0)
     for rank in range(4):
         watch.started(rank)
@@ -648,7 +638,7 @@ def test_stalls_with_other_names_in_each_step_are_forgotten_with_their_time() ->
 
 
 def test_a_pool_remembers_only_the_members_that_it_has() -> None:
-    days = _Days()
+    days = SetClock(1e9)
     members = Members(ScalingPolicy(1, 8), days)
 
     def preempt(first: int, count: int) -> None:

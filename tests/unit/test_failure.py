@@ -31,6 +31,9 @@ def outcome(rank: int, worker: WorkerOutcome | None, code: int = 0, **fields: ob
     return Outcome(rank, rank, f"host{rank}", 100 + rank, code, worker=worker, **fields)  # type: ignore[arg-type]
 
 
+GONE = raised(RuntimeError("Connection closed by peer"), secondary=True)
+
+
 def named(name: str, text: str, base: type[Exception] = RuntimeError) -> Exception:
     """An error of a library, whose class has this name."""
     return type(name, (base,), {})(text)
@@ -75,8 +78,7 @@ def test_the_first_reported_rank_is_the_cause() -> None:
 
 
 def test_survivors_are_never_the_cause() -> None:
-    survivor = raised(RuntimeError("Horovod has been shut down"), secondary=True)
-    outcomes = [outcome(0, survivor), outcome(1, None, -9, tail=["epoch 3", "epoch 4"])]
+    outcomes = [outcome(0, GONE), outcome(1, None, -9, tail=["epoch 3", "epoch 4"])]
     error = run_error(outcomes, reported=[])
     assert isinstance(error, RankFailedError)
     assert (error.rank, error.host, error.pid, error.exit_code) == (1, "host1", 101, -9)
@@ -85,8 +87,7 @@ def test_survivors_are_never_the_cause() -> None:
 
 
 def test_a_rank_that_was_stopped_is_not_the_cause() -> None:
-    survivor = raised(RuntimeError("Horovod has been shut down"), secondary=True)
-    error = run_error([outcome(0, None, -15, stopped=True), outcome(1, survivor)], reported=[])
+    error = run_error([outcome(0, None, -15, stopped=True), outcome(1, GONE)], reported=[])
     assert isinstance(error.__cause__, RankFailedError)
     assert error.__cause__.rank == 1
     assert "SIGTERM" not in str(error.__cause__)
@@ -114,15 +115,13 @@ def test_a_file_that_only_the_driver_has_is_named(tmp_path: Path) -> None:
 
 
 def test_if_all_ranks_are_survivors_the_lowest_rank_is_the_cause() -> None:
-    gone = raised(RuntimeError("Connection closed by peer"), secondary=True)
-    error = run_error([outcome(2, gone), outcome(1, gone)], reported=[])
+    error = run_error([outcome(2, GONE), outcome(1, GONE)], reported=[])
     assert isinstance(error.__cause__, RankFailedError)
     assert error.__cause__.rank == 1
 
 
 def test_a_rank_that_returned_early_is_the_cause_of_the_others_errors() -> None:
-    gone = raised(RuntimeError("Connection closed by peer"), secondary=True)
-    error = run_error([outcome(0, gone), outcome(1, OK), outcome(2, gone)], reported=[])
+    error = run_error([outcome(0, GONE), outcome(1, OK), outcome(2, GONE)], reported=[])
     assert isinstance(error, RankFailedError)
     assert error.rank == 1
     assert re.search("rank 1 returned .*ranks 0, 2 ", str(error))

@@ -46,11 +46,7 @@ def pin(framework):
 
 
 class Frameworks:
-    """A folder with packages that a process of its own imports.
-
-    Args:
-        folder: the folder.
-    """
+    """A folder with packages that a process of its own imports."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -8,8 +8,14 @@ from horovod_runner.common.limits import DEFAULTS
 from horovod_runner.driver.liveness import Liveness
 
 
-def watched(silent: float = DEFAULTS.silent_task) -> Liveness:
-    return Liveness(silent, DEFAULTS.reconnect_task)
+def watched(
+    tasks: int = 1, silent: float = DEFAULTS.silent_task, suspect: float = DEFAULTS.reconnect_task
+) -> Liveness:
+    """A watch over tasks that have just been heard."""
+    liveness = Liveness(silent, suspect)
+    for task in range(tasks):
+        liveness.heard(task)
+    return liveness
 
 
 def ticks_until_lost(liveness: Liveness, alive: tuple[int, ...] = ()) -> tuple[int, list[int]]:
@@ -23,18 +29,14 @@ def ticks_until_lost(liveness: Liveness, alive: tuple[int, ...] = ()) -> tuple[i
 
 
 def test_a_silent_task_is_lost_and_the_others_are_not() -> None:
-    liveness = watched()
-    for task in range(3):
-        liveness.heard(task)
+    liveness = watched(3)
     ticks, lost = ticks_until_lost(liveness, alive=(0, 2))
     assert lost == [1]
     assert 10 <= ticks <= 13
 
 
 def test_a_broken_connection_shortens_the_wait() -> None:
-    liveness = watched()
-    liveness.heard(0)
-    liveness.heard(1)
+    liveness = watched(2)
     liveness.suspect()
     assert liveness.suspicious
     ticks, lost = ticks_until_lost(liveness, alive=(0,))
@@ -44,7 +46,6 @@ def test_a_broken_connection_shortens_the_wait() -> None:
 
 def test_a_task_that_is_back_after_its_connection_broke_is_not_lost() -> None:
     liveness = watched()
-    liveness.heard(0)
     liveness.suspect()
     for _ in range(3):
         assert liveness.tick() == []
@@ -54,7 +55,6 @@ def test_a_task_that_is_back_after_its_connection_broke_is_not_lost() -> None:
 
 def test_a_task_that_has_left_is_neither_lost_nor_heard_again() -> None:
     liveness = watched()
-    liveness.heard(0)
     liveness.leave(0)
     liveness.heard(0)  # a beat that was under way
     assert not liveness.present
@@ -63,7 +63,6 @@ def test_a_task_that_has_left_is_neither_lost_nor_heard_again() -> None:
 
 def test_a_task_that_has_returned_is_lost_again_when_it_falls_silent() -> None:
     liveness = watched()
-    liveness.heard(0)
     liveness.leave(0)
     liveness.returned(0)
     assert ticks_until_lost(liveness) == (12, [0])
@@ -71,19 +70,14 @@ def test_a_task_that_has_returned_is_lost_again_when_it_falls_silent() -> None:
 
 @pytest.mark.parametrize(("silent", "ticks"), [(3, 3), (2.5, 3), (0.1, 1)])
 def test_a_part_of_a_tick_counts_as_a_whole_one(silent: float, ticks: int) -> None:
-    liveness = watched(silent)
-    liveness.heard(0)
-    assert ticks_until_lost(liveness) == (ticks, [0])
-    liveness = Liveness(100, silent)
-    liveness.heard(0)
+    assert ticks_until_lost(watched(silent=silent)) == (ticks, [0])
+    liveness = watched(silent=100, suspect=silent)
     liveness.suspect()
     assert ticks_until_lost(liveness) == (ticks, [0])
 
 
 def test_the_most_silent_are_those_that_went_first() -> None:
-    liveness = watched()
-    for task in range(3):
-        liveness.heard(task)
+    liveness = watched(3)
     liveness.tick()
     liveness.heard(1)
     assert liveness.most_silent() == [0, 2]

@@ -6,21 +6,15 @@ import pytest
 
 from horovod_runner.driver.elastic.members import Members, PoolMember
 from horovod_runner.driver.elastic.scaling import ScalingPolicy
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.stand_ins import SetClock
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> SetClock:
+    return SetClock()
 
 
-def pool(clock: Clock, seats: int, most: int = 4, grow_after: float = 60.0) -> Members:
+def pool(clock: SetClock, seats: int, most: int = 4, grow_after: float = 60.0) -> Members:
     members = Members(ScalingPolicy(1, most, grow_after), clock)
     for seat in range(seats):
         join(members, seat)
@@ -35,7 +29,7 @@ def seats(members: list[PoolMember]) -> list[int]:
     return [member.seat for member in members]
 
 
-def test_those_that_came_first_come_first(clock: Clock) -> None:
+def test_those_that_came_first_come_first(clock: SetClock) -> None:
     members = pool(clock, 0)
     for seat in (3, 1, 2):
         join(members, seat)
@@ -44,7 +38,7 @@ def test_those_that_came_first_come_first(clock: Clock) -> None:
     assert seats(members.working) == [3, 1]
 
 
-def test_a_task_that_was_started_again_comes_last_and_works_no_more(clock: Clock) -> None:
+def test_a_task_that_was_started_again_comes_last_and_works_no_more(clock: SetClock) -> None:
     members = pool(clock, 2)
     members.start(1, 2)
     join(members, 0, began=1)
@@ -54,7 +48,7 @@ def test_a_task_that_was_started_again_comes_last_and_works_no_more(clock: Clock
     assert seats(members.ready) == [1, 0]
 
 
-def test_ranks_are_asked_once_to_leave_for_more_and_not_too_soon(clock: Clock) -> None:
+def test_ranks_are_asked_once_to_leave_for_more_and_not_too_soon(clock: SetClock) -> None:
     members = pool(clock, 2)
     members.start(1, 2)
     join(members, 2)
@@ -65,14 +59,14 @@ def test_ranks_are_asked_once_to_leave_for_more_and_not_too_soon(clock: Clock) -
     assert members.change() == 0
 
 
-def test_no_more_ranks_than_wanted(clock: Clock) -> None:
+def test_no_more_ranks_than_wanted(clock: SetClock) -> None:
     members = pool(clock, 4, most=3, grow_after=0.0)
     members.start(1, 3)
     assert seats(members.ready) == [3]
     assert members.change() == 0
 
 
-def test_nobody_is_asked_between_two_attempts(clock: Clock) -> None:
+def test_nobody_is_asked_between_two_attempts(clock: SetClock) -> None:
     members = pool(clock, 3, grow_after=0.0)
     assert members.change() == 0
     members.start(1, 2)
@@ -81,7 +75,7 @@ def test_nobody_is_asked_between_two_attempts(clock: Clock) -> None:
     assert members.change() == 0
 
 
-def test_ranks_leave_at_once_for_an_executor_that_goes(clock: Clock) -> None:
+def test_ranks_leave_at_once_for_an_executor_that_goes(clock: SetClock) -> None:
     members = pool(clock, 2)
     members.start(1, 2)
     members.leave(1, "executor 1 is being decommissioned")
@@ -95,7 +89,7 @@ def test_ranks_leave_at_once_for_an_executor_that_goes(clock: Clock) -> None:
     assert members.find(1) is None
 
 
-def test_a_member_of_an_earlier_attempt_ends_nothing(clock: Clock) -> None:
+def test_a_member_of_an_earlier_attempt_ends_nothing(clock: SetClock) -> None:
     members = pool(clock, 1)
     members.start(2, 1)
     assert not members.finish(0, 1)

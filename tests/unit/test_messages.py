@@ -44,11 +44,6 @@ def test_any_bytes_are_frames_or_raise_a_value_error(data: bytes) -> None:
         assert b"".join(map(framing.frame, framing.unframe(data))) == data
 
 
-def test_a_frame_above_the_size_limit_is_refused() -> None:
-    with pytest.raises(ValueError, match=r" 4294967295 bytes.* 268435456$"):
-        framing.complete(b"\xff\xff\xff\xff")
-
-
 _small = st.integers(-(2**31), 2**31)
 _messages = st.one_of(
     st.builds(messages.Started, _small, _small),

@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, closing
+from typing import TypeVar
 
 import msgspec
 import pytest
 
 from horovod_runner.common.limits import Limits
 from horovod_runner.common.options import ClusterConfig, Options
+from horovod_runner.driver.elastic.launch import PooledLaunch
 from horovod_runner.driver.elastic.pool import Pool
 from horovod_runner.driver.elastic.scaling import ScalingPolicy
 from horovod_runner.driver.launcher import (
@@ -25,11 +27,12 @@ from horovod_runner.launchers.local import LocalLauncher
 from horovod_runner.wire.addresses import ChannelAddress
 from horovod_runner.wire.job import Job, Outcome
 from horovod_runner.wire.link import Link
-from horovod_runner.wire.messages import FromDriver, Stop, Taken
+from horovod_runner.wire.messages import Stop, Taken
 from horovod_runner.wire.pool import Done, Joined, Work
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
+Kind = TypeVar("Kind")
 JOB = Job("test", 2, Options(np=(-1, -2)), b"", attempt=1)
 
 
@@ -80,7 +83,7 @@ def links(pool: Pool) -> Iterator[list[Link]]:
         link.close()
 
 
-def next_of(link: Link, kind: type[FromDriver]) -> FromDriver:
+def next_of(link: Link, kind: type[Kind]) -> Kind:
     """Wait for a message of a kind."""
     while True:
         for message in link.wait(5):
@@ -93,48 +96,56 @@ def join(pool: Pool, links: list[Link]) -> None:
     for link in links:
         link.put(Joined(1))
         link.flush()
+    until(pool, lambda: pool.ready() == len(links))
+
+
+def until(pool: Pool, done: Callable[[], bool]) -> None:
+    """Wait until something is so, which changes with the members of the pool."""
     with pool.changed:
-        assert pool.changed.wait_for(lambda: pool.ready() == len(links), timeout=20)
+        assert pool.changed.wait_for(done, timeout=20)
+
+
+def begin(pool: Pool, links: list[Link]) -> tuple[PooledLaunch, list[Outcome]]:
+    """Begin an attempt; returns it, and how its tasks end."""
+    join(pool, links)
+    launch = pool.launch(LaunchRequest(JOB, pool._channel.address, lambda: None))
+    return launch, [Outcome(next_of(link, Work).task, exit_code=0) for link in links]
+
+
+def deliver(link: Link, outcome: Outcome) -> None:
+    """Let a task end."""
+    link.put(Done(1, msgspec.msgpack.encode(outcome)))
+    next_of(link, Taken)
 
 
 def test_members_that_have_ended_stay_when_those_that_have_not_are_given_up(
     pool: Pool, links: list[Link]
 ) -> None:
-    join(pool, links)
-    launch = pool.launch(LaunchRequest(JOB, pool._channel.address, lambda: None))
-    works = [next_of(link, Work) for link in links]
-    ended = msgspec.msgpack.encode(Outcome(works[0].task, exit_code=0))
-    links[0].put(Done(1, ended))
-    next_of(links[0], Taken)
+    launch, ended = begin(pool, links)
+    deliver(links[0], ended[0])
     assert not launch.finished
     launch.cancel()
     assert launch.finished
-    assert launch.lost == [works[1].task]
+    assert launch.lost == [ended[1].task]
     with pool.changed:
         assert pool.ready() == 1  # the member that has ended
     with pytest.raises(TaskLostError, match="ended") as caught:
         launch.outcomes()
-    assert caught.value.task == works[1].task
+    assert caught.value.task == ended[1].task
     # Both take part again: one that has ended, and one that ends later.
-    links[1].put(Done(1, ended))
-    next_of(links[1], Taken)
+    deliver(links[1], ended[1])
     join(pool, links)
 
 
 def test_a_task_that_goes_after_it_has_delivered_its_outcome_is_not_lost(
     pool: Pool, tasks: Tasks, links: list[Link]
 ) -> None:
-    join(pool, links)
-    launch = pool.launch(LaunchRequest(JOB, pool._channel.address, lambda: None))
-    ended = [Outcome(next_of(link, Work).task, exit_code=0) for link in links]
-    links[0].put(Done(1, msgspec.msgpack.encode(ended[0])))
-    next_of(links[0], Taken)
+    launch, ended = begin(pool, links)
+    deliver(links[0], ended[0])
     tasks.ended(0, LaunchError("its executor was removed"))
     assert not launch.finished  # the other one still works
-    links[1].put(Done(1, msgspec.msgpack.encode(ended[1])))
-    next_of(links[1], Taken)
-    with pool.changed:
-        assert pool.changed.wait_for(lambda: launch.finished, timeout=20)
+    deliver(links[1], ended[1])
+    assert launch.finished
     assert not launch.lost
     assert launch.outcomes() == ended
 
@@ -150,24 +161,19 @@ def test_the_process_of_a_task_that_has_ended_is_no_member_again(
         assert pool.ready() == 1
     links[0].put(Joined(2))  # the task that Spark starts instead
     links[0].flush()
-    with pool.changed:
-        assert pool.changed.wait_for(lambda: pool.ready() == 2, timeout=20)
+    until(pool, lambda: pool.ready() == 2)
 
 
 def test_the_rank_of_a_task_whose_spark_job_was_cancelled_is_waited_for(
     pool: Pool, tasks: Tasks, links: list[Link]
 ) -> None:
-    join(pool, links)
-    launch = pool.launch(LaunchRequest(JOB, pool._channel.address, lambda: None))
-    ended = [Outcome(next_of(link, Work).task, exit_code=0) for link in links]
+    launch, ended = begin(pool, links)
     tasks.ended(0, JobCancelledError("its Spark job was cancelled"))
     assert "its Spark job was cancelled" in str(launch.problem)  # so all ranks are told to end
     for link, outcome in zip(links, ended, strict=True):
         assert not launch.finished
-        link.put(Done(1, msgspec.msgpack.encode(outcome)))
-        next_of(link, Taken)
-    with pool.changed:
-        assert pool.changed.wait_for(lambda: launch.finished, timeout=20)
+        deliver(link, outcome)
+    assert launch.finished
     assert not launch.lost
     assert launch.outcomes() == ended
     links[0].put(Joined(1))

@@ -17,15 +17,6 @@ def test_only_the_last_lines_of_a_long_output_are_kept() -> None:
     assert run.logs_cut == 150
 
 
-def test_lines_that_have_hardly_any_characters_are_limited_by_their_number() -> None:
-    run = Run("test", 1)
-    recorder = Recorder(run, most_pieces=10)
-    for number in range(25):
-        recorder.add([Output(0, "stdout", "" if number % 2 else f"{number:2}")], 0.0)
-    assert [line.text for line in run.logs] == ["", "16", "", "18", "", "20", "", "22", "", "24"]
-    assert run.logs_cut == 16
-
-
 def test_the_error_of_an_attempt_is_kept_with_what_caused_it() -> None:
     error = ValueError("too few\nin all rows")
     error.__cause__ = RankFailedError("rank 1 failed\n\nTraceback on rank 1:\n  | line 3", rank=1)

@@ -11,21 +11,7 @@ import pytest
 
 from horovod_runner.worker.profiling.loader import LoaderWatch
 from horovod_runner.worker.profiling.sampler import Pace, Sampler
-
-
-class Clock:
-    """Stands still by itself."""
-
-    def __init__(self) -> None:
-        self.now = self.cpu = 0.0
-
-    def pass_(self, seconds: float, cpu: float = 0.0) -> None:
-        """Let time pass, and the thread compute in it."""
-        self.now += seconds
-        self.cpu += cpu
-
-    def pace(self) -> Pace:
-        return Pace(lambda: self.now, lambda: self.cpu)
+from tests.stand_ins import SetClock
 
 
 def look(sampler: Sampler) -> None:
@@ -62,8 +48,8 @@ def test_calls_around_the_training_are_left_out() -> None:
 
 
 def test_a_look_stands_for_the_time_since_the_last_one() -> None:
-    clock = Clock()
-    sampler = Sampler(clock=lambda: clock.now)
+    clock = SetClock()
+    sampler = Sampler(clock=clock)
 
     def here() -> None:
         look(sampler)
@@ -72,7 +58,7 @@ def test_a_look_stands_for_the_time_since_the_last_one() -> None:
         look(sampler)
 
     for seconds, main in [(0.02, here), (0.1, there), (0.02, here)]:
-        clock.pass_(seconds)
+        clock.now += seconds
         main()
     names = {
         us: {function.rpartition(".")[2] for _, function, _ in stack}
@@ -107,23 +93,24 @@ def test_no_frame_outlives_a_look() -> None:
     assert gone == [True]
 
 
-def test_expensive_looks_are_fewer_until_the_thread_takes_three_thousandths() -> None:
-    clock = Clock()
-    pace = clock.pace()
-    for _ in range(5):  # each look takes 150 us, and the rest 300 us a second
-        clock.pass_(1.0, 150e-6 / pace.seconds + 300e-6)
+def settled(look_cpu: float, rest_cpu: float = 0.0) -> float:
+    """The seconds between two looks, where a look costs this CPU time, and a second the rest."""
+    clock, computed = SetClock(), SetClock()
+    pace = Pace(clock, computed)
+    for _ in range(5):
+        clock.now += 1.0
+        computed.now += look_cpu / pace.seconds + rest_cpu
         pace.adjust()
-    assert 150e-6 / pace.seconds + 300e-6 == pytest.approx(0.003, rel=0.01)
+    return pace.seconds
+
+
+def test_expensive_looks_are_fewer_until_the_thread_takes_three_thousandths() -> None:
+    assert 150e-6 / settled(150e-6, 300e-6) + 300e-6 == pytest.approx(0.003, rel=0.01)
 
 
 @pytest.mark.parametrize(("look_cpu", "seconds"), [(10e-6, 0.02), (5e-3, 0.1)])
 def test_there_are_ten_to_fifty_looks_a_second(look_cpu: float, seconds: float) -> None:
-    clock = Clock()
-    pace = clock.pace()
-    for _ in range(5):
-        clock.pass_(1.0, look_cpu / pace.seconds)
-        pace.adjust()
-    assert pace.seconds == seconds
+    assert settled(look_cpu) == seconds
 
 
 def test_a_process_of_a_dataloader_hands_over_each_look_once(

@@ -24,13 +24,9 @@ from horovod_runner.worker.profiling.profiler import Profiler
 
 
 def windows(rank: int, count: int = 30, waits: int = 50, **changed: Any) -> list[Profile]:
-    """Windows of a second with ten steps each.
+    """Windows of a second with ten steps each, and ``waits`` microseconds in each collective.
 
-    Args:
-        rank: the rank.
-        count: how many.
-        waits: microseconds in each collective.
-        changed: fields of all windows, or seconds by what they were spent with.
+    ``changed`` are fields of all windows, or seconds by what they were spent with.
     """
     fields = {name: changed.pop(name) for name in [*changed] if name in Profile.__struct_fields__}
     plain = {"bytes": 80_000_000, "waited": waits * 10 / 1e6, "steps": {"optimizer": 10}}

@@ -186,14 +186,6 @@ def test_a_driver_answers_while_the_clock_is_set(hours: int) -> None:
         assert watch.seen[0].problem == ""
 
 
-def test_another_process_with_the_id_of_a_driver_is_not_the_driver() -> None:
-    with listed():
-        assert registry.running() == ["1a2b"]
-    registry.forget("1a2b")
-    with listed(born=f"{registry.born(os.getpid())}0"):
-        assert registry.running() == []
-
-
 def test_a_driver_that_does_not_answer_is_not_asked_every_second() -> None:
     with listed() as folder:
         watch = watching()

@@ -286,9 +286,7 @@ def test_files_that_are_no_traces_of_the_run_are_left_out(tmp_path: Path) -> Non
 
 
 @pytest.fixture
-def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of records of this test alone."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+def records(own_records: None) -> Path:
     return saved_run.folder()
 
 

@@ -71,9 +71,14 @@ class Keeper(Observer):
     @property
     def kept(self) -> list[Kept]:
         """What was kept and is not in the journal."""
-        last = self._last.values()
-        few = [*self._cut_notice(), *self._few]
-        return [*few, *self._reports, *self._latest, *last, *self._texts]
+        few = list(self._few)
+        if self._few_cut:
+            text = (
+                f"{self._few_cut:,} notices and messages about checkpoints were too many to keep: "
+                f"the latest {self._most.few:,} are here"
+            )
+            few.insert(0, events.Notice(text))
+        return [*few, *self._reports, *self._latest, *self._last.values(), *self._texts]
 
     def _take_all(self) -> list[Kept]:
         found = self.kept
@@ -82,15 +87,6 @@ class Keeper(Observer):
         self._characters = self._few_cut = 0
         self._every, self._seen, self._numbers = 1, 0, 0
         return found
-
-    def _cut_notice(self) -> list[Kept]:
-        if not self._few_cut:
-            return []
-        text = (
-            f"{self._few_cut:,} notices and messages about checkpoints were too many to keep: the "
-            f"latest {self._most.few:,} are here"
-        )
-        return [events.Notice(text)]
 
     def _keep_few(self, event: Kept) -> None:
         self._few.append(event)

@@ -27,9 +27,6 @@ _HERE, _ABSENT = b"here", b"absent"
 class ServedFolder:
     """Files in memory that the driver may read and remove.
 
-    Args:
-        call: the ports to try, and the keys.
-
     Raises:
         OSError: none of the ports is free.
     """
@@ -90,10 +87,7 @@ class ServedFolder:
 
 
 class CalledFolder:
-    """The driver's end, for one thread at a time.
-
-    Args:
-        call: the ports, of which at most one answers, and the keys.
+    """The driver's end, for one thread at a time. At most one of the ports answers.
 
     Attributes:
         url: the host, for people.

@@ -112,5 +112,4 @@ class _StartedElsewhere(Launch):
     """
 
     def outcomes(self) -> list[Outcome]:
-        """None."""
         return []

@@ -52,19 +52,19 @@ class PooledLaunch(Launch):
         return [seat for task, seat in self._seats.items() if task not in ended]
 
     def done(self, outcome: Outcome) -> None:
-        """Take in a task's outcome."""
+        """Record a task's outcome."""
         self._outcomes[outcome.task] = outcome
         self._changed()
 
     def lose(self, seat: int, reason: str) -> None:
-        """Take in that the member of a seat is lost."""
+        """Record that the member of a seat is lost."""
         for task in self._working(seat):
             self._reasons[task] = reason
             self.lost = list(self._reasons)
             self._changed()
 
     def end(self, seat: int, reason: str) -> None:
-        """Take in that the member of a seat is about to end. Its rank is still to be waited for."""
+        """Record that the member of a seat is about to end; its rank is still waited for."""
         for task in self._working(seat):
             self.problem = LaunchError(f"task {task} of {len(self._seats)}: {reason}")
             self._changed()

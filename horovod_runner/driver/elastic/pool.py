@@ -221,7 +221,7 @@ class Pool(Launcher):
         self._channel.wake()
 
     def _ended(self, seat: int, error: LaunchError) -> None:
-        """A task has ended against the pool's will; see PoolKeeper."""
+        """A task has ended that the pool has not told to; see PoolRequest."""
         with self.changed:
             if seat in self._seen:
                 self._gone.append((seat, self._seen[seat]))

@@ -124,7 +124,7 @@ def checkpoints(view: View) -> list[list[str]]:
 
 
 def _exists(path: str) -> bool:
-    """Whether a file of this machine exists; other files are believed to."""
+    """Whether a file of this machine exists; files elsewhere are assumed to."""
     try:
         return not path.startswith("/") or Path(path).exists()
     except OSError:

@@ -66,7 +66,7 @@ class View:
 
     @cached_property
     def _waiting_shares(self) -> dict[int, float]:
-        """By rank, which share of the time blocked in collectives is waiting for other ranks."""
+        """By rank, the share of waiting for other ranks in the time blocked in collectives."""
         compared, found = self.run.profile.compared, {}
         for rank, total in self.totals.items():
             if total.spent.get("blocked") and total.step_count and compared:

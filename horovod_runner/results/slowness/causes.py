@@ -31,7 +31,6 @@ _OWNCALLS: Final = 0.05
 _LATE: Final = 0.1  # of the time, for the sampling thread
 _BUSY_THREAD: Final = 0.5  # of the moments in which the lock was not free
 _BUSY_FEED: Final = 0.9  # of the time, for the threads of a feed
-_LARGER: Final = 1.2  # times as many numbers in a batch
 _SMALL_STEP: Final = 0.005  # seconds
 _SMALL_BYTES: Final = 4 << 20
 _WARM_UP: Final = 0.3  # of the time of a run

@@ -39,7 +39,7 @@ class Comparison:
     def restore(
         self, compared: int, offsets: Mapping[int, float], driver_ahead: float | None
     ) -> None:
-        """Take over what a file says."""
+        """Restore what a file says."""
         self.compared = compared
         self._offsets = {rank: deque([offset]) for rank, offset in offsets.items()}
         self._driver_ahead = driver_ahead

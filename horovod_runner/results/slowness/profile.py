@@ -108,7 +108,7 @@ class RunProfile:
         return profile
 
     def _most_rows(self) -> int:
-        """Of each rank; and of records of its host."""
+        """The limit of rows of each rank, and of measurements of its machine."""
         return min(
             MAX_ROWS, max(_FEWEST_ROWS, _MAX_ALL_ROWS // max(1, len(self._comparison.hosts)))
         )

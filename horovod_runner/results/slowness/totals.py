@@ -19,16 +19,10 @@ SPENT: Final = ("data", "waiting", "moving", "report", "checkpoint")
 class RankTotals:
     """What a rank has measured in all.
 
+    Attributes without a line here are those of :class:`~horovod_runner.wire.measurements.Profile`,
+    added up.
+
     Attributes:
-        seconds: the time that the summaries cover.
-        steps: counts, by what was counted.
-        spent: seconds of the main thread by kind.
-        stages: seconds of any thread by what it does for a feed.
-        cells: numbers in the first part of the batches.
-        threads: how many threads torch computes with; 0 if that is not known.
-        cpu, main_cpu: CPU seconds of the process, and of its main thread.
-        starved: seconds in which the main thread could have run and had no core.
-        late: seconds by which the sampling thread waited for the interpreter lock.
         last: in how many of the compared collectives this rank was the last.
         lateness: seconds, over those, by which the median of the other ranks was earlier.
         waited_in_compared: seconds, over all compared collectives, until the last rank began.

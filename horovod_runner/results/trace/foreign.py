@@ -7,8 +7,7 @@ import json
 import re
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import suppress
 from typing import Any, Final, TextIO
 
 from horovod_runner.results.trace.clocks import Clocks
@@ -243,9 +242,6 @@ class _JsonArray:
         return ""
 
 
-@contextmanager
-def _opened(path: str) -> Iterator[Any]:
-    compressed = Path(path).suffix == ".gz"
-    open_file: Any = gzip.open if compressed else open
-    with open_file(path, "rt", encoding="utf-8", errors="replace") as file:
-        yield file
+def _opened(path: str) -> Any:
+    open_file: Any = gzip.open if path.endswith(".gz") else open
+    return open_file(path, "rt", encoding="utf-8", errors="replace")

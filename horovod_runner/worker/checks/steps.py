@@ -34,7 +34,7 @@ _parallel: weakref.WeakSet[Any] = weakref.WeakSet()  # modules of all ranks
 
 
 class _Watched:
-    """What is compared of an optimizer's weights at its end: after its last step."""
+    """The weights of an optimizer, for the comparison after its last step."""
 
     def __init__(self, optimizer: Any, number: int) -> None:
         self.steps = 0
@@ -50,7 +50,7 @@ class _Watched:
         self._latest = self._versions()
 
     def end(self) -> None:
-        """Send the weights, unless they have changed since the last step: by this rank alone?"""
+        """Send the weights, unless they changed after the last step: perhaps on this rank alone."""
         if self._latest and self._latest == self._versions():
             when = self._when + (JOINED if any(each.joined for each in _watching) else "")
             _send(when + self._sets, self._name, _rates(self._groups), self._named)

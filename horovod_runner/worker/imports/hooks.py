@@ -21,18 +21,6 @@ from horovod_runner.worker.imports.finder import around_import
 from horovod_runner.worker.imports.garbage import keep_imports_uncollected
 
 
-def install(hooks: Iterable[ImportHook], *, in_rank: bool = True) -> None:
-    """Set up what happens in this process when a framework is imported.
-
-    A module that is imported already stays as it is, except for hooks that are only for ranks. A
-    hook that is installed already runs no second time, as in a rank that a fork server has forked.
-    The fork server (``in_rank=False``) leaves out the hooks that are only for ranks, and lets the
-    ranks tell what has failed.
-    """
-    keep_imports_uncollected()
-    _hooks.install(hooks, in_rank=in_rank)
-
-
 class _Hooks:
     def __init__(self) -> None:
         self._known: dict[ImportHook, None] = {}
@@ -41,7 +29,15 @@ class _Hooks:
         self._importing: set[str] = set()  # frameworks
         self._tells = False
 
-    def install(self, hooks: Iterable[ImportHook], *, in_rank: bool) -> None:
+    def install(self, hooks: Iterable[ImportHook], *, in_rank: bool = True) -> None:
+        """Set up what happens in this process when a framework is imported.
+
+        A module that is imported already stays as it is, except for hooks that are only for ranks.
+        A hook that is installed already runs no second time, as in a rank that a fork server has
+        forked. The fork server (``in_rank=False``) leaves out the hooks that are only for ranks,
+        and lets the ranks tell what has failed.
+        """
+        keep_imports_uncollected()
         for hook in hooks:
             if hook in self._known or (hook.only_ranks and not in_rank):
                 continue
@@ -104,7 +100,7 @@ class _Hooks:
                 log_to_driver(_notice(framework, {hook: self._failed[hook] for hook in failed}))
 
 
-_hooks = _Hooks()
+install = _Hooks().install
 
 
 def _notice(framework: str, failed: dict[ImportHook, str]) -> str:

@@ -87,10 +87,10 @@ class Totals(NamedTuple):
 
 
 def tails(collectives: Iterable[Collective]) -> tuple[float, float]:
-    """What collectives take of a step whose main thread does not wait for them itself.
+    """The time that collectives take of a step whose main thread does not wait for them itself.
 
-    A framework's graph begins them while it still computes. Of those that overlap, what comes after
-    the last one has been queued is taken for the time in which nothing is computed.
+    A framework's graph begins them while it still computes. Of collectives that overlap, only the
+    time after the last one was queued counts: then nothing is computed any more.
 
     Returns:
         Seconds of waiting, and of moving.
