@@ -48,19 +48,25 @@ def local_device() -> str:
 
 def list_gpus(patience: float = DEFAULTS.nvidia_smi) -> list[tuple[str, str]]:
     """This machine's NVIDIA GPUs as (index, "name, UUID"); empty without an NVIDIA driver."""
+    rows = [line.split(", ", 1) for line in ask_nvidia_smi("index,name,uuid", patience)]
+    return [(row[0], row[1]) for row in rows if len(row) == 2]
+
+
+def ask_nvidia_smi(what: str, patience: float = DEFAULTS.nvidia_smi) -> list[str]:
+    """A line for each of this machine's GPUs, with these values; empty without an NVIDIA driver.
+
+    Sizes of memory are numbers of MiB; a GPU that does not tell a value has "[N/A]".
+    """
     import subprocess  # not at the top: workers import this module, and list no GPUs
 
-    command = ["nvidia-smi", "--query-gpu=index,name,uuid", "--format=csv,noheader"]
+    command = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(
             command, capture_output=True, text=True, timeout=patience, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return []
-    if answer.returncode:
-        return []
-    rows = [line.split(", ", 1) for line in answer.stdout.splitlines() if ", " in line]
-    return [(index, rest) for index, rest in rows]
+    return [] if answer.returncode else answer.stdout.splitlines()
 
 
 def identified_gpus() -> tuple[str, ...]:
