@@ -170,7 +170,7 @@ class ConnectLaunch(SparkLaunch):
         endpoint = connect.server_endpoint(spark)
         if endpoint is not None:
             patience = request.job.limits.connect_server
-            connect.ServerWatch(endpoint, self._done, self._lost_server, patience)
+            connect.watch_server(endpoint, self._done, self._lost_server, patience)
 
     def late_error(self) -> SlotError:
         """See :class:`~horovod_runner.driver.launcher.Launch`."""

@@ -42,9 +42,10 @@ class VerifyCase(msgspec.Struct, frozen=True):
         """Whether ranks of a framework train on GPUs."""
         return self.machine.has_nccl(framework)
 
-    def judges_speed(self, framework: str = "torch") -> bool:
-        """Whether speeds mean anything: on GPUs, and with sizes that are not tiny."""
-        return self.on_gpus(framework) and not self.quick
+    @property
+    def judges_speed(self) -> bool:
+        """Whether speeds mean anything: torch on GPUs, and with sizes that are not tiny."""
+        return self.on_gpus() and not self.quick
 
     def runner(self, np: int, framework: str = "torch", **options: Any) -> HorovodRunner:
         """A runner of ranks on this machine; without GPUs for the framework, they use none."""

@@ -50,7 +50,7 @@ def feed(case: VerifyCase) -> Iterator[VerifyReading]:
     path = Path(case.folder, "rows.parquet")
     write_rows(path, size)
     results = case.runner(case.ranks()).run_all(read, data=parquet(str(path)), size=size)
-    yield from read_feed(results, size, on_gpus=case.on_gpus(), judge=case.judges_speed())
+    yield from read_feed(results, size, on_gpus=case.on_gpus(), judge=case.judges_speed)
 
 
 def write_rows(path: Path, size: FeedSize) -> None:

@@ -52,7 +52,7 @@ def resnet50_all(case: VerifyCase) -> Iterator[VerifyReading]:
 def _compare(case: VerifyCase, ranks: int, peer: str) -> list[VerifyReading]:
     size = _QUICK if case.quick or not case.on_gpus() else _FULL
     results = case.runner(ranks).run_all(train, size=size, peer=peer)
-    return read_training(results, size, peer, judge=case.judges_speed())
+    return read_training(results, size, peer, judge=case.judges_speed)
 
 
 def train(size: TrainingSize, peer: str) -> TrainedRank:
