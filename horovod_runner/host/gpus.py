@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from horovod_runner.common.limits import DEFAULTS
@@ -27,14 +28,9 @@ def visible_gpus(patience: float = DEFAULTS.nvidia_smi) -> tuple[str, ...]:
     """
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
-        devices = [device.strip() for device in named.split(",")]
+        devices = map(str.strip, named.split(","))
         # CUDA ignores the first invalid entry and all that follow; "-1" and "" hide all.
-        valid = []
-        for device in devices:
-            if not device or device.startswith("-"):
-                break
-            valid.append(device)
-        return tuple(valid)
+        return tuple(takewhile(lambda device: device and device[0] != "-", devices))
     return tuple(index for index, _ in list_gpus(patience))
 
 

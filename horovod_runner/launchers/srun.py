@@ -63,7 +63,7 @@ def start(arguments: list[str], job: Job, output: int) -> subprocess.Popen[bytes
 
 
 def parcel_of(job: Job, address: ChannelAddress) -> bytes:
-    """What a task reads from its standard input."""
+    """The bytes for a task's standard input."""
     return pickle.dumps((job, address, os.getcwd()))
 
 

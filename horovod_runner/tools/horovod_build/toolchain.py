@@ -147,7 +147,7 @@ def find_framework(name: str, *, with_horovod: bool = False) -> Framework | None
 
 
 def find_frameworks(names: Sequence[str], *, with_horovod: bool = False) -> list[Framework]:
-    """Those of some frameworks that are installed, all imported at once: each takes seconds."""
+    """The installed ones of some frameworks, imported in parallel: each takes seconds."""
     with ThreadPoolExecutor() as threads:
         found = threads.map(partial(find_framework, with_horovod=with_horovod), names)
         return [framework for framework in found if framework is not None]

@@ -95,7 +95,7 @@ def time_allreduce(sizes: Sequence[int], turns: int) -> AllreduceTimes:
 
 
 def read_times(times: Sequence[AllreduceTimes], *, judge: bool) -> list[VerifyReading]:
-    """What the ranks' times show; the bandwidth of the largest tensor may count."""
+    """Compare the ranks' times with the peer's; the largest tensor's may be judged."""
     readings = []
     ranks, sizes = len(times), list(times[0][_OURS])
     for size in sizes:

@@ -1,4 +1,4 @@
-"""What failures leave behind: processes, and memory of the GPUs; and whether a restart resumes."""
+"""Failed runs leave no processes and no used GPU memory behind, and a restart resumes."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def _more(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]
 
 
 def read_failure(seen: FailedRun, *, on_gpus: bool) -> list[VerifyReading]:
-    """What a failed run shows."""
+    """Judge a failed run."""
     how = seen.how
     readings = [
         equal(f"{how}: error of the run", seen.error, _ENDS[how].__name__),

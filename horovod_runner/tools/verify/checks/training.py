@@ -30,7 +30,7 @@ _QUICK: Final = TrainingSize(8, 2, 32, 1, 2)
 
 
 class TrainedRank(NamedTuple):
-    """What a rank measured."""
+    """The measurements of a rank."""
 
     seconds: dict[str, float]  # the median seconds of a step, by system
     losses: dict[str, tuple[float, float]]  # of the first and a later step, by system
@@ -114,7 +114,7 @@ def train(size: TrainingSize, peer: str) -> TrainedRank:
 def read_training(
     results: Sequence[TrainedRank], size: TrainingSize, peer: str, *, judge: bool
 ) -> list[VerifyReading]:
-    """What the ranks measured."""
+    """Judge the ranks' measurements."""
     ranks = len(results)
     seconds = {name: mean(each.seconds[name] for each in results) for name in ("Horovod", peer)}
     figures = "; ".join(
