@@ -99,7 +99,6 @@ class SlurmMembers(MemberTasks):
                 self._over.wait(_AGAIN_SECONDS)
 
     def close(self, served: Collection[int], seconds: float) -> None:
-        """See :class:`~horovod_runner.driver.launcher.MemberTasks`."""
         self._over.set()
         for seat, process in self._processes.items():
             if seat not in served:
