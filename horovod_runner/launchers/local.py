@@ -103,6 +103,9 @@ class LocalLaunch(Launch):
                 f"task {task} of {self._job.size} could not go on on this machine: {error!r}"
             )
             outcome = Outcome(task, hostname=socket.gethostname(), problem=str(self.problem))
+        self._ended(outcome)
+
+    def _ended(self, outcome: Outcome) -> None:
         self._outcomes.append(outcome)
         if len(self._outcomes) == self._job.size:
             self.finished = True
