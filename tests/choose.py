@@ -11,6 +11,7 @@ ends the output.
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,11 +117,8 @@ def main() -> None:
     print("\nWhat would add most:")
     show_order(tests, chosen, options.seconds)
     print("\nOnly the whole suite notices:", *sorted(all_mutants - mutants), sep="\n  ")
-    missing: dict[str, int] = {}
-    for file, _ in all_lines - lines:
-        missing[file] = missing.get(file, 0) + 1
-    for file in sorted(missing, key=lambda file: -missing[file]):
-        print(f"  {missing[file]:4} lines of {file}")
+    for file, count in Counter(file for file, _ in all_lines - lines).most_common():
+        print(f"  {count:4} lines of {file}")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,21 +13,15 @@ import pytest
 _ROOT = Path("/sys/fs/cgroup")
 
 
-@contextmanager
-def memory_limit(limit: int) -> Iterator[Path]:
+def memory_limit(limit: int) -> AbstractContextManager[Path]:
     """A group of so many bytes; yields the file that takes its members' process ids."""
-    with _group(
-        "memory", {"memory.limit_in_bytes": str(limit)}, {"memory.max": str(limit)}
-    ) as members:
-        yield members
+    return _group("memory", {"memory.limit_in_bytes": str(limit)}, {"memory.max": str(limit)})
 
 
-@contextmanager
-def cpu_quota(cores: float) -> Iterator[Path]:
+def cpu_quota(cores: float) -> AbstractContextManager[Path]:
     """A group of so many cores; yields the file that takes its members' process ids."""
     quota = str(int(cores * 100_000))
-    with _group("cpu", {"cpu.cfs_quota_us": quota}, {"cpu.max": f"{quota} 100000"}) as members:
-        yield members
+    return _group("cpu", {"cpu.cfs_quota_us": quota}, {"cpu.max": f"{quota} 100000"})
 
 
 @contextmanager

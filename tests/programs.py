@@ -58,6 +58,14 @@ def run_python(code: str, *arguments: object, **options: Any) -> subprocess.Comp
     return run(sys.executable, "-c", textwrap.dedent(code), *arguments, **options)
 
 
+def script(path: Path, body: str) -> Path:
+    """Write a program for the shell, which tests find instead of another one; returns its path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return path
+
+
 def await_condition(condition: Callable[[], object], seconds: float = 100) -> None:
     """Wait for what other threads and processes do, where nothing tells of it."""
     end = time.monotonic() + seconds

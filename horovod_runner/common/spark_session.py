@@ -30,44 +30,35 @@ _IDLE, _IDLES = (
 _RESULTS: Final = "spark.driver.maxResultSize"
 _COPIES: Final = 4  # of what a job returns, in the memory of the driver's Java
 _python_exec_lock = threading.Lock()  # a CrossValidator scores in several threads at once
+# How many jobs have changed a setting of a session or an application, and its own value.
+_jobs: dict[tuple[int, str], tuple[int, str | None]] = {}
+_lock = threading.RLock()  # of these
 
 
-class _Held:
-    """Settings that have another value while jobs of ours last.
+@contextmanager
+def _changed(
+    key: tuple[int, str],
+    value: str,
+    read: Callable[[], str | None],
+    write: Callable[[str | None], None],
+) -> Iterator[None]:
+    """Give a setting another value while a job of ours lasts; ``write(None)`` unsets it.
 
     The first job's begin finds the value that the last job's end gives back.
     """
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        # How many jobs have changed a setting, and its own value.
-        self.jobs: dict[tuple[int, str], tuple[int, str | None]] = {}
-
-    @contextmanager
-    def changed(
-        self,
-        key: tuple[int, str],
-        value: str,
-        read: Callable[[], str | None],
-        write: Callable[[str | None], None],
-    ) -> Iterator[None]:
-        """Change a setting; ``write(None)`` unsets it."""
-        with self.lock:
-            count, own = self.jobs.get(key) or (0, read())
-            write(value)
-            self.jobs[key] = count + 1, own
-        try:
-            yield
-        finally:
-            with self.lock, suppress(Exception):  # the session has ended
-                count, own = self.jobs.pop(key)
-                if count > 1:
-                    self.jobs[key] = count - 1, own
-                else:
-                    write(own)
-
-
-_held = _Held()
+    with _lock:
+        count, own = _jobs.get(key) or (0, read())
+        write(value)
+        _jobs[key] = count + 1, own
+    try:
+        yield
+    finally:
+        with _lock, suppress(Exception):  # the session has ended
+            count, own = _jobs.pop(key)
+            if count > 1:
+                _jobs[key] = count - 1, own
+            else:
+                write(own)
 
 
 def conf_of(spark: SparkSession, name: str) -> str | None:
@@ -146,12 +137,12 @@ def let_idle_workers_live(spark: SparkSession) -> str | None:
         After how many seconds it would have killed them; None: it kills none.
     """
     key = id(spark), _KILL
-    with _held.lock:
-        count, own = _held.jobs.get(key, (0, None))
+    with _lock:
+        count, own = _jobs.get(key, (0, None))
         if own == "false" or (not count and not _kills_idle_workers(spark)):
             return None
         if count:
-            _held.jobs[key] = count, "false"
+            _jobs[key] = count, "false"
         spark.conf.set(_KILL, "false")
         return _idle_seconds(spark)
 
@@ -180,10 +171,10 @@ def _idle_workers_live(spark: SparkSession) -> Iterator[None]:
 
     key = id(spark), _KILL
     with ExitStack() as stack:
-        with _held.lock:
-            if key in _held.jobs or _kills_idle_workers(spark):
+        with _lock:
+            if key in _jobs or _kills_idle_workers(spark):
                 read = partial(conf_of, spark, _KILL)
-                stack.enter_context(_held.changed(key, "false", read, write))
+                stack.enter_context(_changed(key, "false", read, write))
         yield
 
 
@@ -200,13 +191,13 @@ def _large_results(spark: SparkSession) -> Iterator[None]:
             room = int(context._jvm.Runtime.getRuntime().maxMemory()) // _COPIES
             own = int(conf.getSizeAsBytes(_RESULTS, "1g"))
             key = id(context), _RESULTS
-            if key in _held.jobs or 0 < own < room:
+            if key in _jobs or 0 < own < room:
 
                 def write(value: str | None) -> None:
                     conf.remove(_RESULTS) if value is None else conf.set(_RESULTS, value)
 
                 read = partial(conf.get, _RESULTS, None)
-                stack.enter_context(_held.changed(key, str(room), read, write))
+                stack.enter_context(_changed(key, str(room), read, write))
         yield
 
 

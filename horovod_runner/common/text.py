@@ -15,9 +15,9 @@ HIDDEN: Final = "***"  # in place of a secret
 _SECRET: Final = re.compile(
     r"passw|passphrase|pwd|secret|credential|token(?!i[sz])|(?<![a-z])auth(?!or)|key", re.IGNORECASE
 )
-# How many of something; "max_tokens" is no secret.
+# Counts: "max_tokens" is not a secret.
 _COUNT: Final = re.compile(r"tokens|keys", re.IGNORECASE)
-# The user and password of a URL. A password may contain "/" or "@"; a port is none, and
+# The user and password of a URL. A password may contain "/" or "@". A port is not a password, and
 # abfss://container@account names no user.
 _USER_OF_URL: Final = re.compile(
     r"(?<=://)(?<!abfs://)(?<!abfss://)(?<!wasb://)(?<!wasbs://)"

@@ -47,7 +47,7 @@ class CpuTime(NamedTuple):
 
 
 class ControlGroups:
-    """What the control groups of processes leave to them."""
+    """Reads how many cores and how much memory control groups leave to a process."""
 
     def __init__(self, root: Path = _ROOT, proc: Path = _PROC) -> None:
         self._root = root
@@ -63,7 +63,7 @@ class ControlGroups:
         return min(self._cpu_quotas(pid), default=None)
 
     def cpu_time(self, pid: int | None = None) -> CpuTime:
-        """The counters of that control group of a process that was throttled for longest."""
+        """The counters of the control group of a process that was throttled for longest."""
         longest = CpuTime()
         for version, folder in self._groups("cpu", pid):
             with suppress(OSError, ValueError, KeyError):
@@ -104,7 +104,7 @@ class ControlGroups:
     def kill_counter(self, pid: int | None = None) -> Path:
         """The file that counts the processes which the kernel ended because memory was used up.
 
-        Those of a process's container, or of the host where there is none.
+        It counts those of a process's container, or of the host where there is none.
         """
         for version, folder in self._groups("memory", pid):
             path = folder / ("memory.events" if version == 2 else "memory.oom_control")
@@ -171,7 +171,7 @@ class ControlGroups:
 
 
 def killed_for_memory(path: Path) -> int | None:
-    """What a file of :func:`kill_counter` says; None where the kernel does not count."""
+    """Read a file of :func:`kill_counter`; None where the kernel does not count."""
     try:
         return _counters(path)["oom_kill"]
     except (OSError, ValueError, KeyError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -10,12 +11,13 @@ from typing import Final, NamedTuple
 import psutil
 
 _ROOT: Final = Path("/")
+_SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108
 _CPUS: Final = Path("sys", "devices", "system", "cpu")
 _READ_CPUS: Final = 8  # whose frequency is read: each takes some microseconds
 
 
 class Counters(NamedTuple):
-    """What a host has done since it started.
+    """The counters of a host since it started.
 
     Attributes:
         busy: seconds in which its cores computed, added up.
@@ -78,20 +80,16 @@ def frequency(root: Path = _ROOT) -> float:
 
 def shared_memory() -> int:
     """The bytes in /dev/shm, where DataLoader workers and MPI put what they share."""
-    try:
-        found = os.statvfs("/dev/shm")  # noqa: S108
-    except OSError:
-        return 0
-    return (found.f_blocks - found.f_bfree) * found.f_frsize
+    with suppress(OSError):
+        return shutil.disk_usage(_SHARED_MEMORY).used
+    return 0
 
 
 def free_shared_memory() -> int:
     """The free bytes in /dev/shm; -1 where the system does not tell."""
-    try:
-        found = os.statvfs("/dev/shm")  # noqa: S108
-    except OSError:
-        return -1
-    return found.f_bavail * found.f_frsize
+    with suppress(OSError):
+        return shutil.disk_usage(_SHARED_MEMORY).free
+    return -1
 
 
 def _stall(root: Path, resource: str) -> float:

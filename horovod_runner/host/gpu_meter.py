@@ -15,7 +15,7 @@ _SLOWED: Final = 0x8 | 0x20 | 0x40 | 0x80
 
 
 class GpuUse(NamedTuple):
-    """What some GPUs do at a moment; see the attributes of ``wire.measurements.Machine``."""
+    """The use of some GPUs at a moment; see the attributes of ``wire.measurements.Machine``."""
 
     readable: int = 0
     busy: float = 0.0
@@ -58,7 +58,7 @@ class GpuMeter:
         return next(each for each in handles if nvml.nvmlDeviceGetUUID(each).startswith(gpu))
 
     def read(self) -> GpuUse:
-        """What they do now."""
+        """Measure them now."""
         nvml = self._nvml
         count = memory = limit = slowed = 0
         shares: list[float] = []

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from horovod_runner.common.limits import DEFAULTS
@@ -27,14 +28,9 @@ def visible_gpus(patience: float = DEFAULTS.nvidia_smi) -> tuple[str, ...]:
     """
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
-        devices = [device.strip() for device in named.split(",")]
+        devices = map(str.strip, named.split(","))
         # CUDA ignores the first invalid entry and all that follow; "-1" and "" hide all.
-        valid = []
-        for device in devices:
-            if not device or device.startswith("-"):
-                break
-            valid.append(device)
-        return tuple(valid)
+        return tuple(takewhile(lambda device: device and device[0] != "-", devices))
     return tuple(index for index, _ in list_gpus(patience))
 
 
@@ -48,19 +44,25 @@ def local_device() -> str:
 
 def list_gpus(patience: float = DEFAULTS.nvidia_smi) -> list[tuple[str, str]]:
     """This machine's NVIDIA GPUs as (index, "name, UUID"); empty without an NVIDIA driver."""
+    rows = [line.split(", ", 1) for line in ask_nvidia_smi("index,name,uuid", patience)]
+    return [(row[0], row[1]) for row in rows if len(row) == 2]
+
+
+def ask_nvidia_smi(what: str, patience: float = DEFAULTS.nvidia_smi) -> list[str]:
+    """A line for each of this machine's GPUs, with these values; empty without an NVIDIA driver.
+
+    Sizes of memory are numbers of MiB; a GPU that does not tell a value has "[N/A]".
+    """
     import subprocess  # not at the top: workers import this module, and list no GPUs
 
-    command = ["nvidia-smi", "--query-gpu=index,name,uuid", "--format=csv,noheader"]
+    command = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(
             command, capture_output=True, text=True, timeout=patience, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return []
-    if answer.returncode:
-        return []
-    rows = [line.split(", ", 1) for line in answer.stdout.splitlines() if ", " in line]
-    return [(index, rest) for index, rest in rows]
+    return [] if answer.returncode else answer.stdout.splitlines()
 
 
 def identified_gpus() -> tuple[str, ...]:

@@ -35,7 +35,7 @@ def lift_address_space() -> int | None:
 
 
 class Use(NamedTuple):
-    """What a process has used so far.
+    """The memory and CPU time that a process has used so far.
 
     Attributes:
         memory: bytes that it has in memory now. Processes that share pages count them each.
@@ -64,7 +64,7 @@ def family(pid: int) -> list[Use]:
 
 
 def use(pid: int) -> Use:
-    """What a process has used. Raises an OSError if it does not exist."""
+    """Read what a process has used. Raises an OSError if it does not exist."""
     with open(f"/proc/{pid}/stat", "rb") as file:
         # The name, in brackets, may hold anything. See proc(5) for what comes after it.
         fields = file.read().rpartition(b")")[2].split()

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 def rank_path(path: Sequence[str], directory: str) -> list[str]:
     """The ``sys.path`` of a rank whose task is this process, from the driver's path and directory.
 
-    That of this process, and the entries of the driver's that exist on this host too. Those that
-    come before the installed packages on the driver come first here, too. The driver's installed
+    It has the entries of this process, and those of the driver that exist on this host. Entries
+    before the driver's installed packages come first here, too. The driver's installed
     packages are left out: they may belong to another Python.
     """
     installed = tuple(filter(None, (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))))

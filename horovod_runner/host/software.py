@@ -24,12 +24,12 @@ _MPICH = "mpich"
 # Set on hosts where MPICH has no place for its buffers: there it ends hvd.init() with an abort.
 _NO_SHARED_MEMORY = "no_shared_memory"
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - where MPICH makes them
-# What the buffers of MPICH take of a rank: 5.4 MB with 2 to 16 ranks on a host. With less room it
+# The size of MPICH's buffers for a rank: 5.4 MB with 2 to 16 ranks on a host. With less room it
 # ends hvd.init() with SIGBUS.
 _BYTES_OF_A_RANK = 6_000_000
 # Set on hosts whose Horovod for torch was built without NCCL.
 _NO_NCCL = "no_nccl"
-# What only a library that was linked with NCCL, in whatever way, has in it.
+# A name that is only in libraries that were linked with NCCL, statically or dynamically.
 _OF_NCCL = b"ncclCommInitRank"
 # Names in the pickle of a main that reduces with Horovod for torch.
 _REDUCES_BY_HOROVOD = re.compile(

@@ -18,6 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from horovod_runner.common.spark_session import conf_of, spark_context
+from horovod_runner.common.threads import start_thread
 from horovod_runner.host import network
 
 if TYPE_CHECKING:
@@ -99,49 +100,45 @@ def sandboxed_compute() -> str | None:
     return "standard access mode" if version else None
 
 
-class ServerWatch:
-    """Notices that the Connect server has ended: its port refuses connections.
+def watch_server(
+    endpoint: tuple[str, int],
+    done: threading.Event,
+    on_end: Callable[[str], None],
+    patience: float,
+) -> None:
+    """Notice in a thread that the Connect server has ended: its port refuses connections.
 
     Spark's client retries for ten minutes. Only a server whose port was open is watched: one behind
     a proxy, or one that cannot be reached for a while, is left to Spark's client.
 
     Args:
-        on_end: called once, from a thread, with a text for the user.
+        endpoint: host and port.
+        done: ends the watch.
+        on_end: called once, from the thread, with a text for the user.
         patience: for so many seconds the port may refuse connections.
     """
+    host, port = endpoint
+    pause = patience / _PROBES
 
-    def __init__(
-        self,
-        endpoint: tuple[str, int],
-        done: threading.Event,
-        on_end: Callable[[str], None],
-        patience: float,
-    ) -> None:
-        self._pause = patience / _PROBES
-        self._endpoint = endpoint
-        self._done = done
-        self._on_end = on_end
-        threading.Thread(target=self._watch, daemon=True).start()
+    def refuses() -> bool:
+        try:
+            socket.create_connection(endpoint, timeout=pause).close()
+        except OSError as error:
+            return isinstance(error, ConnectionRefusedError)
+        return False
 
-    def _watch(self) -> None:
+    def watch() -> None:
         refusals = 0
-        if self._refuses():
+        if refuses():
             return  # it is reached in another way, for instance through a proxy
         while refusals < _PROBES:
-            if self._done.wait(self._pause):
+            if done.wait(pause):
                 return
-            refusals = refusals + 1 if self._refuses() else 0
-        self._on_end(
-            "the Spark Connect server at {}:{} has ended in the middle of the run: its port "
-            "refuses connections. The executors and the ranks ended with it. Look for the reason "
-            "in the server's log.".format(*self._endpoint)
+            refusals = refusals + 1 if refuses() else 0
+        on_end(
+            f"the Spark Connect server at {host}:{port} has ended in the middle of the run: its "
+            "port refuses connections. The executors and the ranks ended with it. Look for the "
+            "reason in the server's log."
         )
 
-    def _refuses(self) -> bool:
-        try:
-            socket.create_connection(self._endpoint, timeout=self._pause).close()
-        except ConnectionRefusedError:
-            return True
-        except OSError:
-            return False
-        return False
+    start_thread("server", watch)

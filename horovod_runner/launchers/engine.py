@@ -1,4 +1,4 @@
-"""What the engine under Spark (YARN, Kubernetes) says about an application's executors."""
+"""Asks the engine under Spark (YARN, Kubernetes) about an application's executors."""
 
 from __future__ import annotations
 

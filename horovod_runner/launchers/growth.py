@@ -18,7 +18,7 @@ _UNLIMITED: Final = 2**31 - 1
 
 @dataclass(frozen=True)
 class Asked:
-    """What an application has asked of its engine.
+    """The executors that an application has asked for.
 
     Attributes:
         executors: their number, or the most under dynamic allocation.
@@ -39,7 +39,7 @@ class Asked:
 
 
 def asked_of(conf: Callable[[str], str | None], requests: Mapping[str, float]) -> Asked | None:
-    """What an application has asked for.
+    """Read from the settings which executors an application has asked for.
 
     None if the engine grants executors at once, or under dynamic allocation without a bound. The
     requests are amounts of resources that a task takes, where they differ from the settings.

@@ -112,7 +112,6 @@ class LocalLaunch(Launch):
         self._wake()
 
     def outcomes(self) -> list[Outcome]:
-        """See :class:`~horovod_runner.driver.launcher.Launch`."""
         for thread in self._threads:
             thread.join()
         return list(self._outcomes)

@@ -183,7 +183,6 @@ class SlurmLaunch(Launch):
         self._wake()
 
     def late_error(self) -> SlotError:
-        """See :class:`~horovod_runner.driver.launcher.Launch`."""
         lines = "; ".join(self._last_lines) or "srun printed nothing"
         return SlotError(
             f"np={self._size}: Slurm has started no task within {self._seconds:g} s ({lines}). "
@@ -192,7 +191,6 @@ class SlurmLaunch(Launch):
         )
 
     def outcomes(self) -> list[Outcome]:
-        """See :class:`~horovod_runner.driver.launcher.Launch`."""
         self._reader.join()
         code = self._process.returncode
         lines = "; ".join(self._last_lines) or f"srun ended with exit code {code}"

@@ -90,7 +90,6 @@ class SparkLauncher(PoolKeeper):
             self.channel_host = connect.driver_host(spark, named or self.channel_host)
 
     def slots(self, size: int, patience: float = 0.0) -> int:
-        """See :class:`~horovod_runner.driver.launcher.Launcher`."""
         if self._is_connect:
             self._check_compute()
         began = noticed = time.monotonic()
@@ -244,7 +243,6 @@ class SparkLauncher(PoolKeeper):
         return ConnectLaunch(self._spark, request, task, self._profile, late=late, seconds=seconds)
 
     def check_pool(self, least: int) -> None:
-        """See :class:`~horovod_runner.driver.launcher.Launcher`."""
         if not self._is_connect:
             self._refuse_copies()
             if self.needs_pool and self._asked is not None and self._asked.slots < least:

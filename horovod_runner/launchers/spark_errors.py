@@ -24,7 +24,7 @@ _LARGE_MESSAGE = re.compile(r"message larger than max \((\d+) vs\. (\d+)\)")  # 
 
 
 def ended_by(what: str, error: BaseException) -> LaunchError:
-    """What to raise for an error with which Spark ended a job, which ``what`` names."""
+    """The exception for an error with which Spark ended a job; ``what`` names the job."""
     kind = JobCancelledError if _CANCELLED.search(str(error)) else LaunchError
     return kind(f"{what}: {explain(error)}")
 
@@ -62,7 +62,7 @@ def explain(error: BaseException) -> str:
 
 
 def _stopped(text: str) -> str:
-    """What to say where the session has ended; empty otherwise."""
+    """The text for a session that has ended; empty for other errors."""
     if "Channel closed" in text or "closed channel" in text:  # by this process
         return "the session was stopped in the middle of the run."
     closed = re.search(r'^\s*details = "(.*)"$', text, re.MULTILINE)
@@ -75,7 +75,7 @@ def _stopped(text: str) -> str:
 
 
 def _too_large(text: str) -> str:
-    """What to say where something was larger than Spark's limit for it; empty otherwise."""
+    """The text for data above a limit of Spark; empty for other errors."""
     if results := _LARGE_RESULTS.search(text):
         size, limit = results.groups()
         return (

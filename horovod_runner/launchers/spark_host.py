@@ -1,4 +1,4 @@
-"""What on this host keeps Spark's Java process from starting, for the error of a failed start.
+"""Finds what on this host keeps Spark's Java process from starting, for the error of its start.
 
 Containers have users without a name, host names that Spark does not accept, and small limits.
 Spark's own errors for these are stack traces of Java.
@@ -24,7 +24,7 @@ _LEAST_MEMORY: Final = 1_500_000_000
 
 
 def likely_causes() -> list[str]:
-    """What is unusual about this host, and what to change; a sentence each."""
+    """The unusual settings of this host, and what to change; a sentence for each."""
     return [*_user(), *_host_name(), *_limits()]
 
 

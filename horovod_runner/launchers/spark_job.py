@@ -122,7 +122,6 @@ class SparkLaunch(Launch):
         return _collect(tasks, self._task, self._profile, barrier=True)
 
     def outcomes(self) -> list[Outcome]:
-        """See :class:`~horovod_runner.driver.launcher.Launch`."""
         if self._error is None:
             return self._outcomes
         # Spark's text is a hundred lines of Java: it goes to the log, not into the error.
@@ -170,10 +169,9 @@ class ConnectLaunch(SparkLaunch):
         endpoint = connect.server_endpoint(spark)
         if endpoint is not None:
             patience = request.job.limits.connect_server
-            connect.ServerWatch(endpoint, self._done, self._lost_server, patience)
+            connect.watch_server(endpoint, self._done, self._lost_server, patience)
 
     def late_error(self) -> SlotError:
-        """See :class:`~horovod_runner.driver.launcher.Launch`."""
         return self._late
 
     def _name_job(self) -> None:
@@ -297,7 +295,6 @@ class SparkMembers(MemberTasks):
                 self._over.wait(_AGAIN_SECONDS)
 
     def settled(self) -> bool:
-        """See :class:`~horovod_runner.driver.launcher.MemberTasks`."""
         with suppress(Exception):  # the session has ended
             return all(self._runs(seat) for seat in list(self._collecting))
         return True
@@ -341,7 +338,6 @@ class SparkMembers(MemberTasks):
         ]
 
     def close(self, served: Collection[int], seconds: float) -> None:
-        """See :class:`~horovod_runner.driver.launcher.MemberTasks`."""
         self._over.set()
         for seat in range(len(self._threads)):
             if seat not in served:

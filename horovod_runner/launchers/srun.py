@@ -63,7 +63,7 @@ def start(arguments: list[str], job: Job, output: int) -> subprocess.Popen[bytes
 
 
 def parcel_of(job: Job, address: ChannelAddress) -> bytes:
-    """What a task reads from its standard input."""
+    """The bytes for a task's standard input."""
     return pickle.dumps((job, address, os.getcwd()))
 
 
@@ -99,7 +99,6 @@ class SlurmMembers(MemberTasks):
                 self._over.wait(_AGAIN_SECONDS)
 
     def close(self, served: Collection[int], seconds: float) -> None:
-        """See :class:`~horovod_runner.driver.launcher.MemberTasks`."""
         self._over.set()
         for seat, process in self._processes.items():
             if seat not in served:

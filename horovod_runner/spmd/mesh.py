@@ -45,7 +45,7 @@ _decode_head: Final = msgspec.msgpack.Decoder(_Head).decode
 
 
 class _Introduction(msgspec.Struct, array_like=True, frozen=True):
-    """What the ranks exchange at the meeting."""
+    """The value that each rank sends to the meeting."""
 
     participant: Participant
     port: int

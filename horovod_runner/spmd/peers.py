@@ -11,7 +11,7 @@ from horovod_runner.errors import RankFailedError
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """What a failed rank sends to the others."""
+    """The message of a failed rank to the others."""
 
     rank: int
     hostname: str

@@ -128,16 +128,20 @@ def _common_network(participants: Sequence[Participant]) -> dict[str, Interface]
     first = next(iter(hosts.values()))
     if all(participant.chosen for participant in hosts.values()):
         return {host: _chosen_interface(participant) for host, participant in hosts.items()}
+    networks = [{i.network: i for i in reversed(each.interfaces)} for each in hosts.values()]
     for interface in first.interfaces:
-        same_network = _on_all(
-            {host: _in_network(participant, interface) for host, participant in hosts.items()}
-        )
+        same = [known[interface.network] for known in networks if interface.network in known]
         # A bridge for containers has the same address on all hosts, and leads each to itself.
-        if same_network and len({i.address for i in same_network.values()}) == len(hosts):
-            return same_network
+        if len({each.address for each in same}) == len(hosts):
+            return dict(zip(hosts, same, strict=True))
     # Routed networks, where each host is in a different one.
-    routed = _on_all({host: _with_address(m, m.default) for host, m in hosts.items()})
-    if routed:
+    routed = {
+        host: interface
+        for host, participant in hosts.items()
+        for interface in participant.interfaces
+        if interface.address == participant.default
+    }
+    if len(routed) == len(hosts):
         return routed
     listed = "; ".join(
         f"{host.hostname}: {', '.join(f'{i.name} {i.address}' for i in host.interfaces)}"
@@ -149,12 +153,6 @@ def _common_network(participants: Sequence[Participant]) -> dict[str, Interface]
     )
 
 
-def _on_all(interfaces: dict[str, Interface | None]) -> dict[str, Interface]:
-    """Return the interfaces by host; empty if a host has none."""
-    present = {host: interface for host, interface in interfaces.items() if interface is not None}
-    return present if len(present) == len(interfaces) else {}
-
-
 def _chosen_interface(participant: Participant) -> Interface:
     for interface in participant.interfaces:
         if interface.name == participant.chosen:
@@ -164,14 +162,6 @@ def _chosen_interface(participant: Participant) -> Interface:
         f"HOROVOD_GLOO_IFACE={participant.chosen} is set on {participant.hostname}, which has no "
         f"such interface with an IPv4 address. Set it to one of: {names}."
     )
-
-
-def _in_network(participant: Participant, interface: Interface) -> Interface | None:
-    return next((i for i in participant.interfaces if i.network == interface.network), None)
-
-
-def _with_address(participant: Participant, address: str) -> Interface | None:
-    return next((i for i in participant.interfaces if i.address == address), None)
 
 
 def address_towards(this: Participant, other: Participant) -> str:

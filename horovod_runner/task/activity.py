@@ -25,7 +25,7 @@ _LEAST_SECONDS = 0.002  # of the finer counters
 
 
 class _Thread(NamedTuple):
-    """What is known of a thread.
+    """The counters of a thread.
 
     Attributes:
         busy: seconds on a core since its start.

@@ -39,7 +39,7 @@ def split_lines(text: str) -> list[str]:
 
 
 def _last_overwrite(text: str) -> str:
-    """What a terminal shows last of lines that were overwritten with carriage returns."""
+    """The final state of lines that were overwritten with carriage returns."""
     if "\r" not in text:
         return text
     lines = text.replace("\r\n", "\n").split("\n")

@@ -44,7 +44,7 @@ class MachineWatch:
         self._due = self._before.time + _SECONDS + (_LATER_SECONDS if self._is_first else 0.0)
 
     def measure(self) -> Machine | None:
-        """What happened since the last measurement; None if that was a moment ago."""
+        """Measure the time since the last measurement; None if that was a moment ago."""
         if time.monotonic() < self._due:
             return None
         before, now = self._before, self._read(self._before)

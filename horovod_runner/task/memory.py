@@ -31,11 +31,10 @@ _DYING_SECONDS: Final = 3.0  # how long a killed process may take to end on a cr
 # never more than a quarter.
 _LITTLE: Final = 0.05
 _LITTLE_BYTES: Final = 500 << 20
-# Growth is recognized by the least free memory in some spans of time in a row: it falls below all
-# that was seen before, from each span to the next, and about as much each time. That is rare where
-# the use only goes up and down. A span has so many looks, and what is left must last for less than
-# the second number of seconds. The first recognizes fast growth within seconds, the other one slow
-# growth minutes before the end.
+# Growth shows in the least free memory of four consecutive spans: each is below all before it, by
+# similar amounts. That is rare where the use only goes up and down. For each kind of span: how many
+# looks it has, and the longest time in seconds that the rest may last for a warning. The first
+# notices fast growth within seconds, the other one slow growth minutes before the end.
 _SPANS: Final = ((1, 60.0), (20, 300.0))
 _IN_A_ROW: Final = 4
 _ALIKE: Final = 0.5  # the smallest fall, of the largest
@@ -131,7 +130,7 @@ class MemoryWatch:
         return MemoryShort(self._slot.rank, self._slot.hostname, seconds, self.use)
 
     def at_end(self) -> MemoryUse | None:
-        """What was seen last, for a worker that has ended: with its age, and what was killed."""
+        """The last reading for a worker that has ended, with its age and the killed processes."""
         if self.use is None:
             return None
         last = self._readings[-1]
@@ -186,7 +185,7 @@ class MemoryWatch:
 
 
 class _MemoryReading(NamedTuple):
-    """What the processes of a rank had in memory at a moment.
+    """The memory of a rank's processes at a moment.
 
     Attributes:
         memory: bytes by process id.

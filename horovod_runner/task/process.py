@@ -207,7 +207,7 @@ class WorkerProcess:
         return is_byte_locked(self._outcome_file.fileno(), job_file.CHECKPOINT_BYTE)
 
     def outcome(self) -> WorkerOutcome | None:
-        """What the worker wrote to its outcome file; None if that is not complete."""
+        """The content of the worker's outcome file; None if it is not complete."""
         outcome = job_file.read(self._outcome_file.fileno())
         return outcome if isinstance(outcome, WorkerOutcome) else None
 

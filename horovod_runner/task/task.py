@@ -53,7 +53,7 @@ _TIMELINE = "HOROVOD_TIMELINE"
 
 @dataclass(frozen=True)
 class TaskSetup:
-    """What the launcher passes to one task, beside the job.
+    """The launcher's settings for one task, beside the job.
 
     Attributes:
         user_environment: the variables that count as set by the user.

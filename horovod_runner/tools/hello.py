@@ -35,7 +35,7 @@ class HelloError(HorovodRunnerError):
 
 @dataclass(frozen=True)
 class Greeting:
-    """What one rank reports."""
+    """The report of one rank."""
 
     rank: int
     size: int
@@ -127,5 +127,5 @@ def _greet(hvd: Any, reduce: Callable[[int], tuple[float, float]], device: str) 
 
 
 def expected_total(greetings: Sequence[Greeting]) -> int:
-    """What every rank's ``total`` must be."""
+    """The right ``total`` of every rank."""
     return sum(range(1, len(greetings) + 1))

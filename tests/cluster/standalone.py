@@ -6,6 +6,7 @@ the GPUs' addresses, so Spark's resource scheduling is real, and only the device
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -19,6 +20,8 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pyspark
+
+from tests.programs import script
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -128,14 +131,12 @@ class StandaloneCluster:
         self._await(log, r"(Successfully registered with master)")
 
     def _simulate_gpus(self, number: int, addresses: Sequence[str]) -> Path:
-        script = self._folder / f"gpus-{number}.sh"
-        listed = ", ".join(f'"{address}"' for address in addresses)
-        script.write_text(f'#!/bin/sh\necho \'{{"name": "gpu", "addresses": [{listed}]}}\'\n')
-        script.chmod(0o755)
+        found = json.dumps({"name": "gpu", "addresses": list(addresses)})
+        program = script(self._folder / f"gpus-{number}.sh", f"echo '{found}'")
         properties = self._folder / f"worker-{number}.conf"
         properties.write_text(
             f"spark.worker.resource.gpu.amount {len(addresses)}\n"
-            f"spark.worker.resource.gpu.discoveryScript {script}\n"
+            f"spark.worker.resource.gpu.discoveryScript {program}\n"
         )
         return properties
 

@@ -20,7 +20,6 @@ from horovod_runner.common.arguments import meant
 from horovod_runner.common.options import ALIASES, GROUPS, where_options_are
 from horovod_runner.data import Shard, delta, packed, parquet
 from horovod_runner.data.feed import options as feed_options
-from horovod_runner.tools.commands import cli
 
 
 def error_of(call: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
@@ -151,29 +150,6 @@ def test_main_is_not_launched_with_a_misspelled_argument() -> None:
     runner = HorovodRunner(np=-1)
     assert "Did you mean learning_rate?" in error_of(runner.run, train, learnin_rate=1.0)
     assert runner.last_run is None
-
-
-@pytest.mark.parametrize(
-    ("line", "suggested"),
-    [
-        (["run", "x.py", "--hang-timout", "3"], "--hang-timeout"),
-        (["run", "x.py", "--keep=3"], "--num-to-keep"),
-        (["run", "-np", "4", "x.py"], "--np"),
-        (["doctor", "--jsn"], "--json"),
-        (["dcotor"], "doctor"),
-        (["stop", "abc", "--timout", "3"], "--timeout"),
-        (["run", "x.py", "--gpu-pinning", "maks"], "mask"),
-    ],
-)
-def test_the_command_line_names_what_was_meant(
-    line: list[str], suggested: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    try:
-        status: object = cli.main(line)
-    except SystemExit as ended:
-        status = ended.code
-    assert status == 2
-    assert f"Did you mean {suggested}?" in capsys.readouterr().err
 
 
 def test_signatures_stay_as_they_are_written() -> None:

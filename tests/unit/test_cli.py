@@ -143,6 +143,7 @@ def test_stop_ends_all_runs_or_the_one_that_is_meant(
         ([], "the following arguments are required: COMMAND"),
         (["install", "--gpu", "--cpu"], "--cpu: not allowed with argument --gpu"),
         (["docter"], "Did you mean doctor?"),
+        (["run", "train.py", "--gpu-pinning", "maks"], "Did you mean mask?"),
     ],
 )
 def test_wrong_usage_has_status_2_and_an_unknown_argument_names_the_commands_own_flag(
@@ -156,7 +157,13 @@ def test_wrong_usage_has_status_2_and_an_unknown_argument_names_the_commands_own
 
 @pytest.mark.parametrize(
     ("flag", "meant"),
-    [("--hang-timout", "--hang-timeout"), ("--no-progess", "--no-progress"), ("--gup", "--gpu")],
+    [
+        ("--hang-timout", "--hang-timeout"),
+        ("--no-progess", "--no-progress"),
+        ("--gup", "--gpu"),
+        ("--keep=3", "--num-to-keep"),
+        ("-np", "--np"),
+    ],
 )
 def test_an_unknown_argument_of_run_may_be_the_trainings(
     flag: str, meant: str, capsys: pytest.CaptureFixture[str]

@@ -87,7 +87,7 @@ def test_a_server_whose_port_closes_has_ended() -> None:
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        connect.ServerWatch(("127.0.0.1", port), threading.Event(), on_end, 0.3)
+        connect.watch_server(("127.0.0.1", port), threading.Event(), on_end, 0.3)
         server.accept()[0].close()
         assert not ended.is_set()
     assert ended.wait(30)

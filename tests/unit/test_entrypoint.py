@@ -6,12 +6,11 @@ import json
 import os
 from pathlib import Path
 
-from tests.programs import ROOT, run
+from tests.programs import ROOT, run, script
 
 
 def test_gpus_are_listed_as_spark_reads_them(tmp_path: Path) -> None:
-    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nprintf '0\\n1\\n'\n")
-    (tmp_path / "nvidia-smi").chmod(0o755)
+    script(tmp_path / "nvidia-smi", "printf '0\\n1\\n'")
     path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     done = run(ROOT / "docker" / "gpu_addresses.sh", env=path, check=True)
     assert json.loads(done.stdout) == {"name": "gpu", "addresses": ["0", "1"]}
@@ -34,10 +33,7 @@ _EXECUTOR = {
 def _enter(folder: Path, *words: str, **variables: str) -> list[str]:
     """The arguments with which the entry point runs a program."""
     for name in ("java", "spark-submit", "other"):
-        program = folder / "bin" / name
-        program.parent.mkdir(exist_ok=True)
-        program.write_text('#!/bin/sh\nprintf \'%s\\n\' "$0" "$@"\n')
-        program.chmod(0o755)
+        script(folder / "bin" / name, 'printf \'%s\\n\' "$0" "$@"')
     home = {"JAVA_HOME": str(folder), "SPARK_HOME": str(folder), "HOME": str(folder)}
     path = f"{folder}/bin:{os.environ['PATH']}"
     environment = {**home, "PATH": path, **variables}

@@ -13,6 +13,7 @@ from horovod_runner.driver.placement import assign
 from horovod_runner.host import gpus, network
 from horovod_runner.wire.messages import Assignment
 from horovod_runner.worker.startup import rank_environment
+from tests.programs import script
 
 
 def variables(
@@ -125,13 +126,11 @@ def test_cuda_visible_devices_is_parsed_like_cuda_does(monkeypatch: pytest.Monke
 
 def test_gpus_are_listed_by_nvidia_smi(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\necho '0, NVIDIA X, GPU-a'\necho '1, NVIDIA X, GPU-b'\n")
-    tool.chmod(0o755)
+    tool = script(tmp_path / "nvidia-smi", "echo '0, NVIDIA X, GPU-a'\necho '1, NVIDIA X, GPU-b'")
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     assert gpus.visible_gpus() == ("0", "1")
     assert gpus.list_gpus()[1] == ("1", "NVIDIA X, GPU-b")
-    tool.write_text("#!/bin/sh\nexit 9\n")
+    script(tool, "exit 9")
     assert gpus.visible_gpus() == ()
 
 

@@ -27,6 +27,7 @@ from horovod_runner.tools.hello import Greeting
 from horovod_runner.tools.horovod_build import build, source, toolchain
 from horovod_runner.tools.horovod_build.plan import BuildPlan, make_plan
 from horovod_runner.tools.horovod_build.toolchain import Framework, Mpi, Nccl
+from tests.programs import script
 
 CPU_TORCH = Framework("torch", "2.13.0+cpu")
 CUDA_TORCH = Framework("torch", "2.13.0", "13.0")
@@ -110,11 +111,8 @@ def test_the_mpich_package_of_an_activated_environment_is_not_the_systems_mpi(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for place, version in {"environment": "5.0.2", "system": "4.1.4"}.items():
-        folder = tmp_path / place / "bin"
-        folder.mkdir(parents=True)
         for name in ("mpicxx", "mpirun"):
-            (folder / name).write_text(f"#!/bin/sh\necho {version}\n")
-            (folder / name).chmod(0o755)
+            script(tmp_path / place / "bin" / name, f"echo {version}")
     folders = [str(tmp_path / place / "bin") for place in ("environment", "system")]
     monkeypatch.setenv("PATH", os.pathsep.join([*folders, os.environ["PATH"]]))
     monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path / "environment"))
@@ -143,10 +141,7 @@ def test_the_cmake_that_was_checked_is_the_one_that_builds(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, version in (("old", "2.8"), ("own", "3.31")):
-        program = tmp_path / name / "cmake"
-        program.parent.mkdir()
-        program.write_text(f"#!/bin/sh\necho cmake version {version}\n")
-        program.chmod(0o755)
+        script(tmp_path / name / "cmake", f"echo cmake version {version}")
     monkeypatch.setenv("PATH", str(tmp_path / "old"), prepend=":")
     plan = machine.plan(gpu=False, mpi="system")
     environment = build.build_environment(plan, tmp_path)
@@ -332,13 +327,12 @@ def test_the_source_is_unpacked_by_a_tarfile_without_filters(
 def test_a_backend_that_does_not_compile_is_replaced_by_the_reason(
     tmp_path: Path, compilers_exit: int, exit_code: int
 ) -> None:
-    compiler = tmp_path / "c++"
-    compiler.write_text(
-        '#!/bin/sh\necho "$*" >> given\n'
+    compiler = script(
+        tmp_path / "c++",
+        'echo "$*" >> given\n'
         'case "$*" in *MISSING*) exit 0; esac\n'
-        f"echo 'a.cc:1: fatal error: \"c10d/Work.hpp\" is gone' >&2\nexit {compilers_exit}\n"
+        f"echo 'a.cc:1: fatal error: \"c10d/Work.hpp\" is gone' >&2\nexit {compilers_exit}",
     )
-    compiler.chmod(0o755)
     attempt = source.OVERLAY / "cmake" / "Modules" / "attempt.py"
     command = [sys.executable, str(attempt), str(compiler), "-c", "a.cc"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
@@ -352,7 +346,6 @@ def test_a_backend_that_does_not_compile_is_replaced_by_the_reason(
 def test_a_build_that_fails_ends_the_install(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    pip = tmp_path / "pip"
     lines = [
         "[ 10%] Building CXX object a/b.cc.o",
         "torch.distributed's backend: y.cc:1: error: this costs the backend only",
@@ -360,9 +353,8 @@ def test_a_build_that_fails_ends_the_install(
         "x.cc:3: error: no such thing",
         "make: error: 2",
     ]
-    script = "\n".join(f'echo "{line}"' for line in lines)
-    pip.write_text(f"#!/bin/sh\n{script}\nexit 3\n")
-    pip.chmod(0o755)
+    body = "\n".join(f'echo "{line}"' for line in lines)
+    pip = script(tmp_path / "pip", f"{body}\nexit 3")
     monkeypatch.setattr("sys.executable", str(pip))
     said: list[str] = []
     message = r" 3\): x\.cc:3: error: no such thing .*/build\.log"

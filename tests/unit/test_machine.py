@@ -17,7 +17,7 @@ from horovod_runner.host.control_groups import CpuTime
 from horovod_runner.results.slowness.profile import RunProfile
 from horovod_runner.task.machine import _throttled
 from horovod_runner.wire.measurements import Machine
-from tests.programs import ROOT, Program
+from tests.programs import ROOT, Program, run_python
 
 # The processes of a rank.
 
@@ -222,11 +222,8 @@ def read_gpus(gpus: tuple[str, ...], libraries: Path) -> str:
         "from horovod_runner.host.gpu_meter import GpuMeter\n"
         f"print(tuple(GpuMeter({gpus!r}).read()))"
     )
-    env = {**os.environ, "LD_LIBRARY_PATH": str(libraries)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True, cwd=ROOT
-    )
-    return done.stdout.strip()
+    variables = {"LD_LIBRARY_PATH": str(libraries)}
+    return run_python(code, variables=variables, check=True, cwd=ROOT).stdout.strip()
 
 
 # The ranks of a host.

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from tests.programs import ROOT, run
+from tests.programs import ROOT, run, run_python
 
 
 @pytest.fixture
@@ -73,8 +73,6 @@ def test_a_container_has_environments_of_its_own(monkeypatch: pytest.MonkeyPatch
         except FileNotFoundError:
             pytest.skip("needs make")
         code = "import make; print(make.BASE.name)"
-        name = subprocess.check_output(
-            [sys.executable, "-c", code], text=True, cwd=ROOT / "wheels", timeout=60
-        ).strip()
+        name = run_python(code, check=True, cwd=ROOT / "wheels").stdout.strip()
         assert name == (".venv-wheels-container" if container else ".venv-wheels")
         assert f"\n{name}/bin/python wheels/make.py" in f"\n{done.stdout}"

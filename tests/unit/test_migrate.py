@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 from textwrap import dedent
@@ -12,6 +11,7 @@ from textwrap import dedent
 import pytest
 
 from horovod_runner.tools.commands import cli
+from tests.programs import run_python
 
 pytest.importorskip("libcst")
 
@@ -738,4 +738,4 @@ def test_ranks_and_the_other_commands_do_without_libcst() -> None:
     commands = "horovod_runner.tools.commands"
     modules = f"horovod_runner.worker.old_keras, {commands}.migrate, horovod_runner.worker.main"
     code = f"import sys, {commands}.cli, {modules}; sys.exit('libcst' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert run_python(code).returncode == 0

@@ -69,8 +69,6 @@ def test_a_value_arrives_as_in_python(arguments: list[str], name: str, value: ob
         ["--hang-timeout", "soon"],
         ["--report-ranks", "1"],
         ["--cpu-collectives", "tcp"],
-        ["--env", "A"],
-        ["--gpu", "--cpu"],
     ],
 )
 def test_a_value_of_the_wrong_kind_is_refused(arguments: list[str]) -> None:

@@ -158,7 +158,7 @@ def test_a_driver_that_does_not_answer_is_shown_as_such() -> None:
         watch = watching(once_seconds=0.0)
         watch.ask()
         run.run_id = "1a2b"
-        path = keep(run)
+        keep(run)
         (found,) = watch.once()
         assert found.live is not None
         watch.ask()
@@ -166,7 +166,6 @@ def test_a_driver_that_does_not_answer_is_shown_as_such() -> None:
         assert found.live is not None
         assert "has not answered" in found.problem
         assert folder.exists()
-        assert path is not None
         assert "as of 30 s: its driver" in "\n".join(drawn(Overview([found]), 80))
 
 
@@ -175,7 +174,6 @@ def test_a_driver_answers_while_the_clock_is_set(hours: int) -> None:
     run = run_under_way(2)
     run.run_id = "1a2b"
     path = keep(run)
-    assert path is not None
     with listed():
         watch = watching()
         watch.ask()

@@ -9,7 +9,6 @@ import json
 import os
 import re
 import subprocess
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -48,6 +47,7 @@ from horovod_runner.tools.verify.checks.training import TrainedRank
 from horovod_runner.tools.verify.machine import Gpu, ThisMachine
 from horovod_runner.wire.measurements import Machine as Measured
 from tests.made_up_runs import keep
+from tests.programs import await_condition, script
 from tests.unit import verify_checks
 from tests.web import PageReader
 
@@ -73,9 +73,7 @@ def verdicts(readings: Sequence[VerifyReading]) -> list[bool | None]:
 def _listing_gpus(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make nvidia-smi list two GPUs."""
     lines = "\n".join(f"{gpu.device}, {gpu.name}, {gpu.uuid}" for gpu in GPUS)
-    program = folder / "nvidia-smi"
-    program.write_text(f"#!/bin/sh\ncat <<END\n{lines}\nEND\n")
-    program.chmod(0o755)
+    script(folder / "nvidia-smi", f"cat <<END\n{lines}\nEND")
     monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
 
 
@@ -154,9 +152,9 @@ def test_frameworks_train_on_gpus_only_where_horovod_has_nccl() -> None:
     case = VerifyCase(TWO_GPUS, False, "")
     assert case.on_gpus()
     assert not case.on_gpus("tensorflow")
-    assert case.judges_speed()
-    assert not VerifyCase(TWO_GPUS, True, "").judges_speed()
-    assert not VerifyCase(NO_GPU, False, "").judges_speed()
+    assert case.judges_speed
+    assert not VerifyCase(TWO_GPUS, True, "").judges_speed
+    assert not VerifyCase(NO_GPU, False, "").judges_speed
     three = ThisMachine((*GPUS, Gpu("2")), TWO_GPUS.frameworks)
     assert (
         VerifyCase(three, False, "").ranks(),
@@ -243,16 +241,9 @@ def test_bandwidths_are_those_of_nccl_tests() -> None:
     assert bandwidth.read_program("no CUDA-capable device is detected") == {}
 
 
-def nccl_tests(folder: Path, body: str) -> Path:
-    program = folder / "build" / bandwidth.PROGRAM
-    program.parent.mkdir(exist_ok=True)
-    program.write_text(f"#!/bin/sh\n{body}\n")
-    program.chmod(0o755)
-    return program
-
-
 def test_nccl_tests_are_found_and_compared_with(tmp_path: Path) -> None:
-    program = nccl_tests(tmp_path, f'echo "$@" > {tmp_path}/given; cat <<END\n{PRINTED}\nEND')
+    program = tmp_path / "build" / bandwidth.PROGRAM
+    script(program, f'echo "$@" > {tmp_path}/given; cat <<END\n{PRINTED}\nEND')
     assert bandwidth.find_program({"NCCL_TESTS_HOME": str(tmp_path), "PATH": ""}) == program
     assert bandwidth.find_program({"PATH": str(program.parent)}) == program
     assert bandwidth.find_program({"PATH": str(tmp_path)}) is None
@@ -262,8 +253,8 @@ def test_nccl_tests_are_found_and_compared_with(tmp_path: Path) -> None:
     assert (good.ok, good.seen.split()[0]) == (True, "0.88")
     assert bandwidth.run_program(program, 2, size, 100.0, judge=True).ok is False
     assert bandwidth.run_program(program, 2, size, 100.0, judge=False).ok is None
-    broken = nccl_tests(tmp_path, "echo 'Test CUDA failure: no device' >&2; exit 2")
-    reading = bandwidth.run_program(broken, 2, 1 << 20, 1.0, judge=True)
+    script(program, "echo 'Test CUDA failure: no device' >&2; exit 2")
+    reading = bandwidth.run_program(program, 2, 1 << 20, 1.0, judge=True)
     assert (reading.ok, reading.expected) == (None, "")
     assert reading.seen.endswith("exit code 2: Test CUDA failure: no device")
 
@@ -346,8 +337,8 @@ def test_memory_that_a_failed_run_keeps_is_found() -> None:
     assert verdicts(failures.read_failure(left, on_gpus=False)) == [False, False]
     unknown = good._replace(before={}, during={}, after={})
     assert verdicts(failures.read_failure(unknown, on_gpus=True)) == [True, True, None]
-    printed = f"{UUIDS[0]}, 1536\n{UUIDS[1]}, [N/A]\n"
-    assert failures.read_used(printed) == {UUIDS[0]: 1536 << 20}
+    told = [f"{UUIDS[0]}, 1536", f"{UUIDS[1]}, [N/A]"]
+    assert failures.read_used(told) == {UUIDS[0]: 1536 << 20}
 
 
 def test_the_gpus_of_all_ranks_have_to_be_measured() -> None:
@@ -486,15 +477,6 @@ def test_the_runs_of_a_check_are_not_listed_among_the_users(
     assert [state.run_id for _, state in saved_run.summaries()] == ["users"]
 
 
-def test_a_check_that_takes_too_long_has_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HANGS", str(tmp_path / "hangs"))
-    (result,) = run(replace(verify_checks.hanging, limit=0.1))
-    assert result.status == "failed"
-    assert result.reason == "it was ended because it took longer than 0.1 s"
-
-
 @pytest.fixture
 def sign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file that a hanging check writes when it hangs."""
@@ -503,9 +485,15 @@ def sign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+def test_a_check_that_takes_too_long_has_failed(sign: Path) -> None:
+    (result,) = run(replace(verify_checks.hanging, limit=0.1))
+    assert result.status == "failed"
+    assert result.reason == "it was ended because it took longer than 0.1 s"
+
+
 def until_it_hangs(process: subprocess.Popen[bytes], limit: float) -> bool:
-    while not Path(os.environ["HANGS"]).exists() and process.poll() is None:
-        time.sleep(0.02)
+    sign = Path(os.environ["HANGS"])
+    await_condition(lambda: sign.exists() or process.poll() is not None)
     return process.poll() is not None
 
 
@@ -521,10 +509,8 @@ def test_a_check_that_does_not_end_is_killed_with_its_children(sign: Path) -> No
     assert result.reason == "it was ended because it took longer than 60 s"
     with suppress(psutil.NoSuchProcess):
         child = psutil.Process(int(sign.read_text()))
-        end = time.monotonic() + 20
-        while child.status() != psutil.STATUS_ZOMBIE:  # its signal is on the way
-            assert time.monotonic() < end
-            time.sleep(0.02)
+        # Its signal is on the way.
+        await_condition(lambda: child.status() == psutil.STATUS_ZOMBIE)
 
 
 def test_each_check_is_about_a_heading_of_the_docs() -> None:

@@ -1,4 +1,4 @@
-"""What a folder of files can do, wherever it is; and which kind of folder a URL names."""
+"""The operations of a folder of files, wherever it is; and which kind of folder a URL names."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _SECONDS = 180.0
 _LONGEST_PAUSE = 5.0
 _gave_up = -_SECONDS
 _COPIED_BYTES: Final = 1 << 22
-# What a client hears while a NameNode is in safe mode, or while no DataNode has a block.
+# Errors while a NameNode is in safe mode, or while no DataNode has a block.
 _RESTARTING: Final = re.compile(
     "SafeModeException|RetriableException|StandbyException|NotReplicatedYetException|"
     "DataTransferError|OperationFailed|BlocksNotFound|minReplication"
@@ -78,7 +78,7 @@ def is_hdfs(url: str) -> bool:
 
 
 def problem(error: BaseException) -> str:
-    """What went wrong, without Java's stack trace and Kerberos's numbers."""
+    """The text of an error, without Java's stack trace and Kerberos's numbers."""
     text = str(error)
     short = _FROM_SERVER.sub(r"\1: \2", _FROM_KERBEROS.sub(r"\1", text)).rstrip(". ")
     return f"{KERBEROS}{short}" if _UNKNOWN_USER.search(text) else short

@@ -42,7 +42,7 @@ class LocalFolder:
     def size(self, name: str) -> int | None:
         try:
             return fresh(lambda: (self.path / name).stat().st_size)
-        except OSError:  # for one, nobody may look there
+        except OSError:  # for example, no permission to look there
             return None
 
     def read(self, name: str) -> bytes:

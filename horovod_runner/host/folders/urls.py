@@ -38,13 +38,12 @@ def file_system(url: str, **options: Any) -> tuple[Any, str]:
         ValueError: fsspec knows no such URL, or Hadoop's configuration does not name its host.
     """
     scheme = url.partition("://")[0] if "://" in url else ""
+    shown = without_password(url)
     try:
         import fsspec
     except ImportError as error:
         packages = f"fsspec '{_PACKAGES[scheme]}'" if scheme in _PACKAGES else "fsspec"
-        raise ImportError(f"{shown(url)} requires fsspec: pip install {packages}. {_WHERE}") from (
-            error
-        )
+        raise ImportError(f"{shown} requires fsspec: pip install {packages}. {_WHERE}") from (error)
     if scheme in hdfs.SCHEMES:
         _require_hdfs(url)
     try:
@@ -54,11 +53,11 @@ def file_system(url: str, **options: Any) -> tuple[Any, str]:
         package = _PACKAGES.get(scheme)
         advice = f"pip install '{package}'" if package else str(error)
         raise ImportError(
-            f"{shown(url)} requires a package that is not installed: {advice}. {_WHERE}"
+            f"{shown} requires a package that is not installed: {advice}. {_WHERE}"
         ) from error
     except ValueError as error:
         raise ValueError(
-            f"{shown(url)} cannot be opened: {error}. Correct the URL, or install the package that "
+            f"{shown} cannot be opened: {error}. Correct the URL, or install the package that "
             "brings its scheme to fsspec. A path without a scheme is a folder of the driver's "
             "machine."
         ) from None
@@ -66,7 +65,7 @@ def file_system(url: str, **options: Any) -> tuple[Any, str]:
         if scheme not in hdfs.SCHEMES:
             raise
         raise ValueError(
-            f"hdfs-native cannot open {shown(url)}: {hdfs.problem(error)}. Set HADOOP_CONF_DIR "
+            f"hdfs-native cannot open {shown}: {hdfs.problem(error)}. Set HADOOP_CONF_DIR "
             "to the folder with core-site.xml and hdfs-site.xml, or name the NameNode's host and "
             "port in the URL."
         ) from None
@@ -83,7 +82,8 @@ def _require_hdfs(url: str) -> None:
     """
     if find_spec("hdfs_native") is None:
         raise ImportError(
-            f"{shown(url)} requires hdfs-native: pip install 'horovod_runner[hdfs]'. {_WHERE}"
+            f"{without_password(url)} requires hdfs-native: pip install 'horovod_runner[hdfs]'. "
+            f"{_WHERE}"
         )
     os.environ.update(hadoop_variables(os.environ))
 
@@ -121,9 +121,4 @@ def check_reachable(url: str, **options: Any) -> None:
             else "Check that its NameNode runs, and that host and port are right here: in the URL, "
             "or in HADOOP_CONF_DIR. On a cluster with Kerberos HADOOP_CONF_DIR must say so."
         )
-        raise ValueError(f"{shown(url)} cannot be reached: {text}. {advice}") from None
-
-
-def shown(url: str) -> str:
-    """A URL for messages, without passwords."""
-    return without_password(url)
+        raise ValueError(f"{without_password(url)} cannot be reached: {text}. {advice}") from None

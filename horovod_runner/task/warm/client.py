@@ -51,7 +51,7 @@ class ForkedGuard:
         self._ended = False
 
     def poll(self) -> int | None:
-        """That of SIGKILL, since only its parent gets its exit code; None while it runs."""
+        """The exit code of SIGKILL, since only its parent gets its own; None while it runs."""
         with suppress(subprocess.TimeoutExpired):
             return self.wait(0.0)
         return None

@@ -98,7 +98,7 @@ def write_modules(folder: Path, modules: Iterable[str]) -> None:
 
 
 def imported_modules(folder: Path) -> list[str]:
-    """What the fork server of a folder imports; empty if there is no fork server."""
+    """The modules that the fork server of a folder imports; empty if there is no fork server."""
     try:
         return (folder / _MODULES).read_text().split()
     except OSError:

@@ -50,7 +50,7 @@ _OOM_SCORE = Path("/proc/self/oom_score_adj")
 
 
 class Request(NamedTuple):
-    """What follows from a task's request.
+    """The result of a task's request.
 
     Attributes:
         ends: whether the fork server ends.

@@ -1,4 +1,4 @@
-"""What SIGTERM does while a command runs."""
+"""Turns SIGTERM into an exception while a command runs."""
 
 from __future__ import annotations
 

@@ -242,7 +242,7 @@ def _top(options: argparse.Namespace) -> int:
 
 
 def _drawing(*, detailed: bool) -> Callable[[list[Seen], int | None], RenderableType]:
-    """What draws runs in some lines of a terminal, or in any number."""
+    """The function that draws runs in a number of lines of a terminal; None does not limit it."""
     try:
         from horovod_runner.tools.commands import top_view
     except ImportError as error:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from horovod_runner.tools.commands.top import Seen
 
-# Of Shares, in its order: the name, the colour, and what draws it, also where there are no colours.
+# For each of Shares, in order: name, colour, and character, also for terminals without Unicode.
 _PARTS: Final = (
     ("compute", "green", "█", "#"),
     ("wait for data", "yellow", "▓", "="),
@@ -57,7 +57,7 @@ class Bar:
 
 
 class Legend:
-    """What the parts of a bar are, with their numbers; no part is broken over two lines."""
+    """The names of a bar's parts, with their numbers; no part is broken over two lines."""
 
     def __init__(self, shares: Shares) -> None:
         self._shares = msgspec.structs.astuple(shares)
@@ -77,7 +77,7 @@ class Legend:
 
 @dataclass(frozen=True)
 class _View:
-    """What is shown of runs, in some lines or in any number."""
+    """Runs to show, in at most ``height`` lines; None does not limit them."""
 
     runs: Sequence[Seen]
     height: int | None = None
@@ -151,7 +151,7 @@ def _height(shown: Sequence[RenderableType], console: Console, options: ConsoleO
 
 
 def _head(seen: Seen) -> Iterator[RenderableType]:
-    """What a run is, how far it is, and where its time goes."""
+    """A run's name and state, its progress, and where its time goes."""
     live, entry = seen.live, seen.entry
     if live is None:
         title = Text(seen.run_id, "bold")

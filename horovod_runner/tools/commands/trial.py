@@ -216,7 +216,7 @@ def _make_private(path: Path) -> None:
 
 
 _COPY: Final = "runs do not need it. Of your own files, write those elsewhere and copy them:"
-# What runs can do without: its name, what its lack means, and how it is tried.
+# Operations that runs can do without: name, consequence where it is missing, and how to try it.
 _OPTIONAL: Final[tuple[tuple[str, str, Callable[[Path], None]], ...]] = (
     ("rename", "files are copied instead, so checkpoints take twice as long", _rename),
     ("random write", f"{_COPY} .npz, .keras, .h5, .zip, SQLite", _write_back),

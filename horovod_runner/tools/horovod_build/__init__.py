@@ -1,4 +1,4 @@
 """Builds Horovod: plans the build, patches Horovod's source, compiles the wheel.
 
-May import errors only.
+May import host, common and errors.
 """

@@ -17,7 +17,7 @@ _SHOWN = 3  # the wheels whose obstacle is told one by one
 
 @dataclass(frozen=True)
 class Wish:
-    """What the user needs a wheel for."""
+    """The environment and the options that a wheel has to fit."""
 
     frameworks: tuple[toolchain.Framework, ...]
     gpu: bool | None  # None: for GPUs where `wants_gpu` says so
@@ -47,7 +47,7 @@ def wish(
     *,
     gpus: bool,
 ) -> Wish:
-    """What this environment and this machine want; see :class:`Wish`."""
+    """Describe this environment and this machine; see :class:`Wish`."""
     kind, version = platform.libc_ver()
     architectures = toolchain.wanted_architectures() if gpus or gpu else None
     return Wish(

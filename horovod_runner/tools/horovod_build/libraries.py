@@ -31,7 +31,7 @@ _LIBSTDCXX = {
         "1.3.15": "2.39",
     },
 }
-# What every Linux has, what the frameworks and NVIDIA's packages bring, and the mpich package.
+# Libraries of every Linux, of the frameworks, of NVIDIA's packages and of the mpich package.
 _EXPECTED = re.compile(
     r"(ld-linux-|lib(c|m|dl|rt|pthread|gcc_s|stdc\+\+)\.so|libc10|libtorch|libtensorflow|"
     r"libmpi\.so\.12$|libnccl\.so|libcudart\.so|libcuda\.so\.1$)"
@@ -40,7 +40,7 @@ _EXPECTED = re.compile(
 
 @dataclass(frozen=True)
 class LibraryNeeds:
-    """What shared libraries need of the machine that loads them, as a wheel's record says it."""
+    """Requirements of shared libraries on the machine that loads them, for a wheel's record."""
 
     glibc: str  # the oldest C library that they load with, as "2.35"
     symbols: dict[str, str]  # the newest symbol version of each kind, as {"GLIBC": "2.34"}

@@ -20,7 +20,7 @@ MpiChoice = Literal["mpich", "system", "none"]
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """What a build of Horovod supports, and the libraries that it uses."""
+    """The frameworks that a build of Horovod supports, and the libraries that it uses."""
 
     frameworks: tuple[toolchain.Framework, ...]
     gpu: bool = False  # build CUDA kernels and NCCL collectives

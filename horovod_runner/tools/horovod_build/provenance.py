@@ -44,7 +44,7 @@ class GpuLibraries(msgspec.Struct, frozen=True):
 
 
 class Provenance(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a published wheel."""
+    """The record of a published wheel."""
 
     file: str
     size: int

@@ -20,6 +20,8 @@ from functools import partial
 from importlib import metadata
 from pathlib import Path
 
+from horovod_runner.host.gpus import ask_nvidia_smi
+
 FRAMEWORKS = ("torch", "tensorflow")
 
 _PROBES = {
@@ -145,7 +147,7 @@ def find_framework(name: str, *, with_horovod: bool = False) -> Framework | None
 
 
 def find_frameworks(names: Sequence[str], *, with_horovod: bool = False) -> list[Framework]:
-    """Those of some frameworks that are installed, all imported at once: each takes seconds."""
+    """The installed ones of some frameworks, imported in parallel: each takes seconds."""
     with ThreadPoolExecutor() as threads:
         found = threads.map(partial(find_framework, with_horovod=with_horovod), names)
         return [framework for framework in found if framework is not None]
@@ -325,12 +327,7 @@ def wanted_architectures() -> str | None:
     chosen = os.environ.get("HOROVOD_BUILD_CUDA_CC_LIST")
     if chosen:
         return chosen
-    command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        return None
-    # An old driver answers "[N/A]".
-    lines = re.findall(r"(?m)^\s*(\d+\.\d)\s*$", answer.stdout)
-    capabilities = {line.replace(".", "") for line in lines}
-    return ",".join(sorted(capabilities)) if answer.returncode == 0 and capabilities else None
+    # An old driver answers "[N/A]", or with an error.
+    told = [line.strip() for line in ask_nvidia_smi("compute_cap")]
+    capabilities = {each.replace(".", "") for each in told if re.fullmatch(r"\d+\.\d", each)}
+    return ",".join(sorted(capabilities)) or None

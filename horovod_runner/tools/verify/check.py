@@ -28,7 +28,7 @@ class VerifyReading(msgspec.Struct, frozen=True, tag="reading"):
 
 
 class VerifyCase(msgspec.Struct, frozen=True):
-    """What a check is given."""
+    """The input of a check."""
 
     machine: ThisMachine
     quick: bool  # whether to use tiny sizes. Speeds mean nothing then, and are not judged
@@ -42,9 +42,10 @@ class VerifyCase(msgspec.Struct, frozen=True):
         """Whether ranks of a framework train on GPUs."""
         return self.machine.has_nccl(framework)
 
-    def judges_speed(self, framework: str = "torch") -> bool:
-        """Whether speeds mean anything: on GPUs, and with sizes that are not tiny."""
-        return self.on_gpus(framework) and not self.quick
+    @property
+    def judges_speed(self) -> bool:
+        """Whether speeds mean anything: torch on GPUs, and with sizes that are not tiny."""
+        return self.on_gpus() and not self.quick
 
     def runner(self, np: int, framework: str = "torch", **options: Any) -> HorovodRunner:
         """A runner of ranks on this machine; without GPUs for the framework, they use none."""
@@ -60,7 +61,7 @@ decode_case: Final = msgspec.json.Decoder(VerifyCase).decode
 
 @dataclass(frozen=True)
 class Needs:
-    """What a check needs."""
+    """The requirements of a check."""
 
     gpus: int = 0
     several: bool = False  # two ranks with a GPU each, or a machine without GPUs
@@ -85,7 +86,7 @@ class VerifyCheck:
 
     @property
     def claim(self) -> str:
-        """What has to be true: the function's docstring; empty with python -OO."""
+        """The sentence that the check proves: the function's docstring; empty with python -OO."""
         return " ".join((self.function.__doc__ or "").split())
 
 

@@ -55,7 +55,7 @@ def _end_with_parent() -> None:
 
 
 def read(readings: Path) -> tuple[list[VerifyReading], Trouble | None]:
-    """What a check has written: its readings, and the exception that ended it, if one did."""
+    """Read the file of a check: its readings, and the exception that ended it, if one did."""
     found: list[VerifyReading] = []
     trouble = None
     for line in readings.read_bytes().splitlines() if readings.exists() else []:

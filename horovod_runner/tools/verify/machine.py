@@ -1,4 +1,4 @@
-"""What the machine has that checks need: GPUs, frameworks, Horovod's libraries, packages."""
+"""Finds GPUs, frameworks, Horovod's libraries and packages, which checks need."""
 
 from __future__ import annotations
 

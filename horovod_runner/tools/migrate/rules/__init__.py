@@ -1,4 +1,4 @@
-"""What is looked for in old code: one rule for each kind, in a module for each library.
+"""The rules for old code: one for each kind, in a module for each library.
 
 A rule is a matcher of libcst's, a reason and a change (`rule.fix`, `rule.on`), or a function of the
 whole text (`rule.rule`). It finds nothing in what it has changed itself. Rules import code, names

@@ -14,7 +14,7 @@ from horovod_runner.tools.migrate.code import Code, OldCode
 from horovod_runner.tools.migrate.rules import launch
 from horovod_runner.tools.migrate.rules.rule import on, rule
 
-# What each name of sparkdl is called here: module, and the module's name for it.
+# The module that has each name of sparkdl here.
 _SPARKDL = {
     "sparkdl.HorovodRunner": "horovod_runner",
     "sparkdl.horovod.log_to_driver": "horovod_runner",

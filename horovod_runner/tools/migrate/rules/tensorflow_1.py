@@ -70,7 +70,7 @@ def _set_session(code: Code, call: cst.Call) -> OldCode:
 
 
 def _lines(code: Code, tf: str, said: dict[str, cst.BaseExpression]) -> list[str] | None:
-    """What a ConfigProto says, with tf.config; None if not all is understood."""
+    """The lines with tf.config for a ConfigProto; None if a setting of it is not known."""
     if not said.keys() <= _UNDERSTOOD:
         return None
     texts = {name: code.source(value) for name, value in said.items()}

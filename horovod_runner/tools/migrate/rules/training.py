@@ -15,7 +15,7 @@ from horovod_runner.tools.migrate.rules.rule import rule
 
 _KERAS = ("horovod.tensorflow.keras", "horovod.keras", "horovod_runner.keras")
 HOROVOD = (*_KERAS, "horovod.torch", "horovod.tensorflow", "horovod.mxnet")
-# What needs no hvd.init().
+# Names of Horovod that work before hvd.init().
 _BEFORE_INIT = frozenset(
     {
         *("init", "is_initialized", "Compression", "callbacks", "elastic", "Average", "Sum"),
@@ -35,7 +35,7 @@ def _mains(code: Code) -> list[cst.FunctionDef]:
 
 
 class _TrainingCode:
-    """What a runner calls, or the whole of a script.
+    """The function that a runner calls, or a whole script.
 
     Attributes:
         unit: the function, or the module.

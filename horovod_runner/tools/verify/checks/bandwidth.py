@@ -54,7 +54,7 @@ def allreduce(case: VerifyCase) -> Iterator[VerifyReading]:
     sizes = _QUICK_SIZES if case.quick or not case.on_gpus() else _SIZES
     turns = 2 if case.quick else 5
     times = case.runner(ranks).run_all(time_allreduce, sizes=sizes, turns=turns)
-    judge = case.judges_speed()
+    judge = case.judges_speed
     yield from read_times(times, judge=judge)
     if not case.on_gpus():
         return
@@ -95,7 +95,7 @@ def time_allreduce(sizes: Sequence[int], turns: int) -> AllreduceTimes:
 
 
 def read_times(times: Sequence[AllreduceTimes], *, judge: bool) -> list[VerifyReading]:
-    """What the ranks' times show; the bandwidth of the largest tensor may count."""
+    """Compare the ranks' times with the peer's; the largest tensor's may be judged."""
     readings = []
     ranks, sizes = len(times), list(times[0][_OURS])
     for size in sizes:

@@ -22,7 +22,7 @@ def build(case: VerifyCase) -> Iterator[VerifyReading]:
 
 
 def read_libraries(machine: ThisMachine) -> list[VerifyReading]:
-    """What the libraries for the frameworks of a machine show."""
+    """Judge the libraries for the frameworks of a machine."""
     readings = [_library(each, machine) for each in machine.frameworks]
     readings += [
         VerifyReading('backend "hvd" of torch.distributed', f"missing: {each.horovod.backend}")
@@ -114,7 +114,7 @@ def collectives(large: int) -> list[Reduced]:
 
 
 def read_reductions(results: Sequence[Sequence[Reduced]], device: str) -> list[VerifyReading]:
-    """What the ranks' results show, beside the type of the device that they should be on."""
+    """Judge the ranks' results; ``device`` is the expected type of their device."""
     wrong = [
         f"{each.name} on rank {rank}"
         for rank, found in enumerate(results)
@@ -132,7 +132,7 @@ def read_reductions(results: Sequence[Sequence[Reduced]], device: str) -> list[V
 
 
 def carried_by(timeline: str, *, on_gpus: bool) -> VerifyReading:
-    """What Horovod's timeline says that allreduces went over."""
+    """Read from Horovod's timeline which library carried the allreduces."""
     seen = [plane for plane in _PLANES if f"{plane}_ALLREDUCE" in timeline]
     expected = "NCCL" if on_gpus else "MPI or GLOO"
     ok = seen == ["NCCL"] if on_gpus else bool(seen) and "NCCL" not in seen

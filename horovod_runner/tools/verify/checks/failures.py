@@ -1,11 +1,10 @@
-"""What failures leave behind: processes, and memory of the GPUs; and whether a restart resumes."""
+"""Failed runs leave no processes and no used GPU memory behind, and a restart resumes."""
 
 from __future__ import annotations
 
 import os
-import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -14,6 +13,7 @@ import psutil
 
 from horovod_runner.common.text import bytes_text
 from horovod_runner.errors import CancelledError, HangError, RankFailedError
+from horovod_runner.host.gpus import ask_nvidia_smi
 from horovod_runner.tools.verify.check import VerifyCase, VerifyReading, check, equal
 
 _HELD: Final = 1 << 30  # bytes that a rank allocates on its GPU
@@ -124,18 +124,14 @@ def hold_and_fail(how: str, held: int, sign: str) -> None:
 
 def used_memory(own: set[str]) -> dict[str, int]:
     """Bytes in use on some GPUs by UUID, as nvidia-smi says; empty without it."""
-    command = ["nvidia-smi", "--query-gpu=uuid,memory.used", "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return {}
-    return {uuid: used for uuid, used in read_used(done.stdout).items() if uuid in own}
+    told = read_used(ask_nvidia_smi("uuid,memory.used"))
+    return {uuid: used for uuid, used in told.items() if uuid in own}
 
 
-def read_used(printed: str) -> dict[str, int]:
+def read_used(lines: Sequence[str]) -> dict[str, int]:
     """Bytes by UUID, of lines such as "GPU-1b2c, 1024"; the numbers are MiB."""
     found = {}
-    for line in printed.splitlines():
+    for line in lines:
         uuid, _, used = (part.strip() for part in line.partition(","))
         if used.isdigit():  # "[N/A]" where the GPU is cut into slices (MIG)
             found[uuid] = int(used) << 20
@@ -159,7 +155,7 @@ def _more(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]
 
 
 def read_failure(seen: FailedRun, *, on_gpus: bool) -> list[VerifyReading]:
-    """What a failed run shows."""
+    """Judge a failed run."""
     how = seen.how
     readings = [
         equal(f"{how}: error of the run", seen.error, _ENDS[how].__name__),

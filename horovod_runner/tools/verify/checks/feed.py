@@ -29,7 +29,7 @@ _QUICK: Final = FeedSize(256, 48, 16)
 
 
 class Fed(NamedTuple):
-    """What a rank measured."""
+    """The measurements of a rank."""
 
     devices: set[str]  # of the batches
     # How many numbers of two epochs were wrong when they were read on the device at once, in the
@@ -50,7 +50,7 @@ def feed(case: VerifyCase) -> Iterator[VerifyReading]:
     path = Path(case.folder, "rows.parquet")
     write_rows(path, size)
     results = case.runner(case.ranks()).run_all(read, data=parquet(str(path)), size=size)
-    yield from read_feed(results, size, on_gpus=case.on_gpus(), judge=case.judges_speed())
+    yield from read_feed(results, size, on_gpus=case.on_gpus(), judge=case.judges_speed)
 
 
 def write_rows(path: Path, size: FeedSize) -> None:
@@ -139,7 +139,7 @@ def profiled(on_gpu: bool) -> Any:
 def read_feed(
     results: Sequence[Fed], size: FeedSize, *, on_gpus: bool, judge: bool
 ) -> list[VerifyReading]:
-    """What the ranks measured."""
+    """Judge the ranks' measurements."""
     devices = [", ".join(sorted(each.devices)) for each in results]
     own = [f"cuda:{rank}" if on_gpus else "cpu" for rank in range(len(results))]
     wrong = sum(each.wrong for each in results)

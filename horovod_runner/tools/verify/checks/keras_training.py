@@ -11,7 +11,7 @@ _FEATURES = 8
 
 
 class KerasFit(NamedTuple):
-    """What a rank saw: Keras's backend, the device of the weights, the losses, and all weights."""
+    """The results of a rank: Keras's backend, the device of the weights, losses, all weights."""
 
     backend: str
     device: str
@@ -78,7 +78,7 @@ def device_type(model: Any) -> str:
 
 
 def read_fits(results: Sequence[KerasFit], backend: str, device: str) -> list[VerifyReading]:
-    """What the ranks saw, beside the backend and the device that should be."""
+    """Compare the ranks' results with the expected backend and device."""
     losses = results[0].losses
     first = results[0].weights
     spread = max(

@@ -17,7 +17,7 @@ _TENSORFLOW: Final = Needs(gpus=1, frameworks=("tensorflow",))
 
 
 class Device(NamedTuple):
-    """What a rank sees of the GPUs."""
+    """The GPUs as a rank sees them."""
 
     local_rank: int
     early: bool  # whether CUDA had started before the rank's code used it
@@ -216,7 +216,7 @@ def train_a_step() -> tuple[float, str]:
 
 
 def read_steps(results: Sequence[tuple[float, str]], device: str) -> list[VerifyReading]:
-    """What the ranks' weights are after :func:`train_a_step`."""
+    """Judge the ranks' weights after :func:`train_a_step`."""
     count = len(results)
     name = "weight of each rank after a step with the gradients' mean"
     return [
@@ -242,7 +242,7 @@ def try_nccl() -> str:
 
 
 def read_refusal(errors: Sequence[str]) -> VerifyReading:
-    """What NCCL does with two ranks on one GPU."""
+    """Judge NCCL's answers to two ranks on one GPU."""
     refusals = {error for error in errors if error}
     wrong = any(error.startswith("a sum of") for error in refusals)
     seen = "; ".join(sorted(refusals)) or "the right sum"
@@ -252,7 +252,7 @@ def read_refusal(errors: Sequence[str]) -> VerifyReading:
 
 
 class Expected(NamedTuple):
-    """What a rank should see: how many GPUs, and the number and UUID of the current one."""
+    """The GPUs that a rank should see: their number, and index and UUID of the current one."""
 
     gpus: int
     current: int

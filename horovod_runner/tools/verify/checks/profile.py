@@ -1,4 +1,4 @@
-"""What a run measures of its GPUs, and the trace of torch's profiler."""
+"""The measurements of a run's GPUs, and the trace of torch's profiler."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def train(seconds: float, width: int) -> int:
 
 
 def read_traces(texts: Mapping[int, str], ranks: int, *, on_gpus: bool) -> VerifyReading:
-    """What the traces of torch's profiler show, by rank."""
+    """Judge the traces of torch's profiler, by rank."""
     category = "kernel" if on_gpus else "cpu_op"
     shown = [rank for rank, text in sorted(texts.items()) if f'"cat": "{category}"' in text]
     what = "kernels of the GPU" if on_gpus else "operations"
@@ -79,7 +79,7 @@ def read_traces(texts: Mapping[int, str], ranks: int, *, on_gpus: bool) -> Verif
 def read_machines(
     rows: Mapping[int, Sequence[Machine]], ranks: int, *, measured: bool
 ) -> list[VerifyReading]:
-    """What the run measured of its GPUs, by rank, if NVIDIA's Python package is installed."""
+    """Judge the measurements of GPUs, by rank; there are some with NVIDIA's Python package."""
     if not measured:
         remedy = "not measured: pip install 'horovod_runner[gpu]' (nvidia-ml-py)"
         return [VerifyReading("GPUs that the run measured", remedy)]

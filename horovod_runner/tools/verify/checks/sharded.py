@@ -13,7 +13,7 @@ _ROWS: Final = 32  # of a rank
 
 
 class Sharded(NamedTuple):
-    """What a rank saw."""
+    """The results of a rank."""
 
     device: str  # the type of the device of its part of the weights
     part: int  # how many weights it holds
@@ -82,7 +82,7 @@ def train(steps: int) -> Sharded:
 
 
 def read_sharded(results: Sequence[Sharded], device: str) -> list[VerifyReading]:
-    """What the ranks saw, beside the device that the weights should be on."""
+    """Compare the ranks' results with one unsharded model, and with the expected device."""
     first = results[0]
     parts = [each.part for each in results]
     apart = max(abs(a - b) / abs(b) for a, b in zip(first.losses, first.expected, strict=True))

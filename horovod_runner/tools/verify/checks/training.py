@@ -30,7 +30,7 @@ _QUICK: Final = TrainingSize(8, 2, 32, 1, 2)
 
 
 class TrainedRank(NamedTuple):
-    """What a rank measured."""
+    """The measurements of a rank."""
 
     seconds: dict[str, float]  # the median seconds of a step, by system
     losses: dict[str, tuple[float, float]]  # of the first and a later step, by system
@@ -52,7 +52,7 @@ def resnet50_all(case: VerifyCase) -> Iterator[VerifyReading]:
 def _compare(case: VerifyCase, ranks: int, peer: str) -> list[VerifyReading]:
     size = _QUICK if case.quick or not case.on_gpus() else _FULL
     results = case.runner(ranks).run_all(train, size=size, peer=peer)
-    return read_training(results, size, peer, judge=case.judges_speed())
+    return read_training(results, size, peer, judge=case.judges_speed)
 
 
 def train(size: TrainingSize, peer: str) -> TrainedRank:
@@ -114,7 +114,7 @@ def train(size: TrainingSize, peer: str) -> TrainedRank:
 def read_training(
     results: Sequence[TrainedRank], size: TrainingSize, peer: str, *, judge: bool
 ) -> list[VerifyReading]:
-    """What the ranks measured."""
+    """Judge the ranks' measurements."""
     ranks = len(results)
     seconds = {name: mean(each.seconds[name] for each in results) for name in ("Horovod", peer)}
     figures = "; ".join(
