@@ -15,7 +15,6 @@ import atexit
 import io
 import shutil
 import sys
-import tarfile
 import tempfile
 import zipfile
 from collections.abc import Callable, Mapping
@@ -26,7 +25,7 @@ from typing import Any, BinaryIO, Final
 
 import msgspec
 
-from horovod_runner.common.files import is_full, write_problem
+from horovod_runner.common.files import is_full, unpack, write_problem
 from horovod_runner.common.text import bytes_text
 from horovod_runner.errors import CheckpointError
 from horovod_runner.host.folders.problems import FULL_TEMPORARY
@@ -198,16 +197,7 @@ def _read_keras(path: Path) -> Any:
 def _read_folder(path: Path) -> Path:
     folder = Path(tempfile.mkdtemp(prefix="checkpoint-", dir=scratch_folder()))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    # The filter refuses paths that lead out of the folder. Python before 3.11.4 may lack it; there
-    # only plain files and folders are accepted, which is all that save_checkpoint writes.
-    options: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
-    with tarfile.open(path) as tar:
-        members = tar.getmembers()
-        for member in members if not options else ():
-            inside = (folder / member.name).resolve().is_relative_to(folder.resolve())
-            if not inside or not (member.isfile() or member.isdir()):
-                raise ValueError(f"{member.name} is not a plain file or folder of the checkpoint")
-        tar.extractall(folder, members, **options)  # noqa: S202 - see above
+    unpack(path, folder)
     return folder
 
 

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from horovod_runner.common.text import bytes_text
 
@@ -74,3 +74,23 @@ def file_sha256(path: Path) -> str:
 
     with path.open("rb", buffering=0) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Unpack a tar archive; nothing gets out of ``folder``.
+
+    Python before 3.11.4 may have no filter for that: there only plain files and folders are taken.
+
+    Raises:
+        tarfile.FilterError: the archive has something that leads out of the folder.
+        ValueError: the same, or a link, without the filter.
+    """
+    import tarfile  # here: every rank imports this module
+
+    options: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+    with tarfile.open(archive) as tar:
+        for member in tar if not options else ():
+            is_inside = (folder / member.name).resolve().is_relative_to(folder.resolve())
+            if not is_inside or not (member.isfile() or member.isdir()):
+                raise ValueError(f"{member.name} is not a plain file or folder of the archive")
+        tar.extractall(folder, **options)  # noqa: S202 - see above

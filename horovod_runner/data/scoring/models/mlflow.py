@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from horovod_runner.common.files import unpack
 from horovod_runner.data.feed.options import Framework
 from horovod_runner.data.scoring.models.kind import Call, Parts
 from horovod_runner.errors import PredictionError
@@ -36,8 +37,7 @@ class PyfuncKind:
         import mlflow.pyfunc
 
         with tempfile.TemporaryDirectory() as folder:
-            with tarfile.open(path) as tar:
-                tar.extractall(folder, filter="data")
+            unpack(path, Path(folder))
             model = mlflow.pyfunc.load_model(str(Path(folder) / _FOLDER))
         signature = model.metadata.signature
         takes_tensor = signature is not None and signature.inputs.is_tensor_spec()
