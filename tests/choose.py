@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,17 +39,20 @@ class Test:
         return len(self.lines - lines) + MUTANT_LINES * len(self.mutants - mutants)
 
 
-def read(folder: Path, mutants: Iterable[Mutant]) -> dict[str, Test]:
-    """The tests that lines_by_test.py has recorded, by name."""
+def read(
+    folder: Path, mutants: Iterable[Mutant], only: Container[str] | None = None
+) -> dict[str, Test]:
+    """The tests that lines_by_test.py has recorded, by name; with their lines in some files."""
     lines: dict[str, set[tuple[str, int]]] = {}
-    for path in folder.glob(".coverage.*"):
-        data = CoverageData(str(path))
-        data.read()
-        for file in data.measured_files():
-            short = file.rpartition("horovod_runner/")[2]
-            for line, tests in data.contexts_by_lineno(file).items():
-                for test in tests:
-                    lines.setdefault(test, set()).add((short, line))
+    data = CoverageData(str(folder / ".coverage"))
+    data.read()
+    for file in data.measured_files():
+        short = file.rpartition("horovod_runner/")[2]
+        if only is not None and short not in only:
+            continue
+        for line, tests in data.contexts_by_lineno(file).items():
+            for test in tests:
+                lines.setdefault(test, set()).add((short, line))
     noticed_by: dict[str, set[str]] = {}
     for mutant in mutants:
         for test in mutant.tests:

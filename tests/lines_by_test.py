@@ -4,7 +4,8 @@
 
 Each process of pytest-xdist writes two files there, for coverage.py and for `tests/choose.py`:
 .coverage.NAME has the lines, with the test as their context, and NAME.seconds how long each test
-took. A process that outlives its test is counted for the test during which it ends.
+took. `coverage combine` makes one file of the former. A process that outlives its test is counted
+for the test during which it ends.
 """
 
 from __future__ import annotations

@@ -39,10 +39,9 @@ def main() -> int:
     """Run them; returns pytest's exit status, or 0 if no test runs the lines."""
     original, recorded = map(Path, sys.argv[1:])
     changed = changed_lines(Path.cwd(), original)
-    tests = sorted(
-        (test for test in read(recorded, []).values() if test.lines & changed),
-        key=lambda test: test.seconds,
-    )
+    known = read(recorded, [], {file for file, _ in changed})
+    covering = (test for test in known.values() if test.lines & changed)
+    tests = sorted(covering, key=lambda test: test.seconds)
     chosen, seconds = [], 0.0
     for test in tests:
         seconds += test.seconds
