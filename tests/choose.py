@@ -11,7 +11,7 @@ ends the output.
 from __future__ import annotations
 
 import argparse
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,14 +58,16 @@ def read(
         for test in mutant.tests:
             recorded = test.partition("::")[0] if test.startswith(FAST) else test
             noticed_by.setdefault(recorded, set()).add(mutant.breaks)
-    found = {}
+    took: dict[str, float] = defaultdict(float)  # a file of fast tests may have been run in parts
     for path in folder.glob("*.seconds"):
         for row in path.read_text().splitlines():
-            seconds, _, name = row.partition(" ")
-            names = {name, name.partition("[")[0], name.partition("::")[0]}
-            noticed = set[str]().union(*(noticed_by.get(each, ()) for each in names))
-            ran = frozenset(lines.get(name, ()))
-            found[name] = Test(name, float(seconds), ran, frozenset(noticed))
+            spent, _, name = row.partition(" ")
+            took[name] += float(spent)
+    found = {}
+    for name, seconds in took.items():
+        names = {name, name.partition("[")[0], name.partition("::")[0]}
+        noticed = set[str]().union(*(noticed_by.get(each, ()) for each in names))
+        found[name] = Test(name, seconds, frozenset(lines.get(name, ())), frozenset(noticed))
     return found
 
 
