@@ -95,8 +95,10 @@ class _Behaviour(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def visit_arguments(self, node: ast.arguments) -> ast.AST:
-        node.args = [*node.posonlyargs, *node.args]
-        node.posonlyargs = []
+        # Whether an argument may be given by its place, and by its name, is for callers to come.
+        node.args = [*node.posonlyargs, *node.args, *node.kwonlyargs]
+        node.defaults = [*node.defaults, *filter(None, node.kw_defaults)]
+        node.posonlyargs, node.kwonlyargs, node.kw_defaults = [], [], []
         return self.generic_visit(node)
 
     def visit_arg(self, node: ast.arg) -> ast.AST:
@@ -110,7 +112,7 @@ class _Behaviour(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def visit_If(self, node: ast.If) -> ast.AST:
-        if getattr(node.test, "id", "") == "TYPE_CHECKING":
+        if "TYPE_CHECKING" in ast.dump(node.test):
             return ast.Pass()
         return self.generic_visit(node)
 
