@@ -8,12 +8,14 @@ all tests pass.
 
 from __future__ import annotations
 
+import ast
 import difflib
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-from tests.choose import read
+from tests.choose import Test, read
 
 PACKAGE = "horovod_runner"
 #: Seconds of tests for one change: what costs more than this to notice is not noticed.
@@ -35,12 +37,30 @@ def changed_lines(here: Path, there: Path) -> set[tuple[str, int]]:
     return found
 
 
+def with_functions(there: Path, changed: set[tuple[str, int]]) -> Iterator[set[tuple[str, int]]]:
+    """The changed lines; then those of the functions around them, the innermost first.
+
+    TensorFlow makes code of its own from a function of a graph, so that its lines never run.
+    """
+    yield changed
+    ((file, line), *_) = changed
+    functions = [
+        node
+        for node in ast.walk(ast.parse((there / PACKAGE / file).read_text()))
+        if isinstance(node, ast.FunctionDef) and node.lineno <= line <= (node.end_lineno or 0)
+    ]
+    for node in sorted(functions, key=lambda node: -node.lineno):
+        yield {(file, each) for each in range(node.lineno, (node.end_lineno or 0) + 1)}
+
+
 def main() -> int:
     """Run them; returns pytest's exit status, or 0 if no test runs the lines."""
     original, recorded = map(Path, sys.argv[1:])
     changed = changed_lines(Path.cwd(), original)
     known = read(recorded, [], {file for file, _ in changed})
-    covering = (test for test in known.values() if test.lines & changed)
+    covering: list[Test] = []
+    for lines in with_functions(original, changed):
+        covering = covering or [test for test in known.values() if test.lines & lines]
     tests = sorted(covering, key=lambda test: test.seconds)
     chosen, seconds = [], 0.0
     for test in tests:
