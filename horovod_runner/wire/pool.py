@@ -29,7 +29,7 @@ class Done(Message, frozen=True):
 
     attempt: int
     outcome: bytes
-    committed: int = -1
+    committed: int
 
 
 class Work(Message, frozen=True):

@@ -114,7 +114,7 @@ def begin(pool: Pool, links: list[Link]) -> tuple[PooledLaunch, list[Outcome]]:
 
 def deliver(link: Link, outcome: Outcome) -> None:
     """Let a task end."""
-    link.put(Done(1, msgspec.msgpack.encode(outcome)))
+    link.put(Done(1, msgspec.msgpack.encode(outcome), -1))
     next_of(link, Taken)
 
 
