@@ -9,6 +9,7 @@ import json
 import os
 import re
 import subprocess
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -431,6 +432,7 @@ def test_devices_of_both_backends_are_understood(device: str) -> None:
 
 def run(*checks: VerifyCheck, **options: Any) -> list[session.CheckResult]:
     begun: list[str] = []
+    start = time.monotonic()
     results = list(
         session.run(
             checks,
@@ -441,6 +443,7 @@ def run(*checks: VerifyCheck, **options: Any) -> list[session.CheckResult]:
             **options,
         )
     )
+    assert sum(result.seconds for result in results) <= time.monotonic() - start
     assert begun == [result.name for result in results if result.status != "skipped"]
     return results
 
