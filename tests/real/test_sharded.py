@@ -17,6 +17,7 @@ import pytest
 from horovod_runner import CheckpointError
 from horovod_runner.checkpoints import checkpoint, loader
 from horovod_runner.checkpoints.checkpoint import Checkpoint
+from horovod_runner.checkpoints.problems import UnreachableError
 from horovod_runner.common.limits import DEFAULTS
 from horovod_runner.host.folders.folder import Folder
 from horovod_runner.host.folders.local import LocalFolder
@@ -329,6 +330,18 @@ def test_what_was_changed_is_not_loaded(tmp_path: Path, change: str) -> None:
         path.write_bytes(data)
     told = "exists" if change == "marker" else "bytes"
     with pytest.raises(CheckpointError, match=rf"\(step 1\) .*file {path.name} .*{told}"):
+        Checkpoint(folder, marker).load()
+
+
+def test_a_part_that_cannot_be_read_names_the_error_of_its_folder(tmp_path: Path) -> None:
+    import torch
+
+    folder = LocalFolder(tmp_path)
+    (marker,) = save(folder, {"x": torch.ones(3)})
+    path = tmp_path / marker.name / "__0_1.distcp"
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(UnreachableError, match=r"\(step 1\) cannot be read: .*[Dd]irectory"):
         Checkpoint(folder, marker).load()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from horovod_runner.errors import RankFailedError
 from horovod_runner.results.recorder import Recorder, failed
 from horovod_runner.results.run import Run
-from horovod_runner.wire.events import AttemptBegan, Output, Report
+from horovod_runner.wire.events import AttemptBegan, Output, Report, TraceFile, TraceWritten
 
 
 def test_only_the_last_lines_of_a_long_output_are_kept() -> None:
@@ -45,3 +45,10 @@ def test_the_pause_of_an_attempt_ends_with_its_first_step() -> None:
         for now in steps:
             recorder.add([Report(0, {"loss": 0.5})], now)
     assert [attempt.pause for attempt in run.attempts] == [None, None, 18, 7]
+
+
+def test_a_trace_that_is_told_twice_is_kept_once() -> None:
+    run = Run("test", 1)
+    for rank, name in [(0, "first"), (1, "other"), (0, "first")]:
+        Recorder(run).add([TraceWritten(TraceFile(rank, "torch", f"/{name}"))], 0.0)
+    assert [trace.path for trace in run.traces] == ["/other", "/first"]
