@@ -5,6 +5,7 @@ from __future__ import annotations
 import pwd
 import resource
 import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from horovod_runner.host import control_groups
 from horovod_runner.host.control_groups import MemoryLimit
 from horovod_runner.launchers import spark_host
+from horovod_runner.tools.commands import doctor
 
 
 @pytest.fixture(autouse=True)
@@ -80,3 +82,20 @@ def test_limits_of_a_container(monkeypatch: pytest.MonkeyPatch) -> None:
     processes, memory = spark_host.likely_causes()
     assert "may be 100 processes" in processes
     assert "may use 668 MiB of memory" in memory
+
+
+class OutOfThreads:
+    """A session whose Java process has started, and gets no further thread."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError("can't start new thread")
+
+
+def test_doctor_names_the_cause_of_a_spark_that_fails_after_its_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(doctor, "open_session", lambda *_: OutOfThreads())
+    monkeypatch.setattr(spark_host, "_process_limits", lambda: [64])
+    *_, found = doctor.examine_folder(str(tmp_path), "local[2]")
+    assert (found.name, found.status) == ("Spark", "wrong")
+    assert "after its start: RuntimeError: can't start new thread. There may be 64" in found.detail

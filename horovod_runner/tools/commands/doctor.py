@@ -26,6 +26,7 @@ from horovod_runner.errors import HorovodRunnerError
 from horovod_runner.host import control_groups, gpus, software
 from horovod_runner.host.folders.opening import open_folder
 from horovod_runner.launchers.sessions import open_session
+from horovod_runner.launchers.spark_host import likely_causes
 from horovod_runner.run.runner import HorovodRunner
 from horovod_runner.sinks.streams import stdout_to_stderr
 from horovod_runner.tools.commands.trial import DoctorFinding, new_removed, try_folder
@@ -117,6 +118,10 @@ def _with_session(
     except HorovodRunnerError as error:
         remedy = "install pyspark, or correct the master's URL"
         yield DoctorFinding("Spark", "wrong", str(error), remedy)
+    except Exception as error:  # Spark may start and then lack threads or files, for example
+        what = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(".")
+        detail = f"Spark failed after its start: {what}. {' '.join(likely_causes())}".rstrip()
+        yield DoctorFinding("Spark", "wrong", detail, "see Spark's output above")
 
 
 def examine_folder_on_executor(url: str, spark: SparkSession) -> Iterator[DoctorFinding]:
