@@ -224,7 +224,8 @@ def values() -> list[Any]:
     rank = hvd.rank()
     tensors = [
         hvd.allreduce([1.0 + rank, 2.0]),
-        hvd.allreduce([1.0 + rank, 2.0], average=False),
+        hvd.allreduce([1.0 + rank, 2.0], average=numpy.False_),
+        hvd.allreduce([1.0 + rank, 2.0], average=True),
         hvd.allreduce(numpy.float32(rank), op=hvd.Max, name="largest"),
         hvd.allgather([[rank]] * (rank + 1)),
         hvd.broadcast([3.0 * rank], 1),

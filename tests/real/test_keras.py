@@ -212,7 +212,7 @@ def test_rank_0_saves_better_models(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_values_are_reduced_gathered_and_broadcast(backend: str) -> None:
-    expected = [[1.5, 2.0], [3.0, 4.0], 1.0, [[0], [1], [1]], [3.0]]
+    expected = [[1.5, 2.0], [3.0, 4.0], [1.5, 2.0], 1.0, [[0], [1], [1]], [3.0]]
     parts = [[3.0], [6.0]], [[10.0]]
     assert results_of("values", backend) == [
         [*expected, part, {"rank": 1}, 2, True] for part in parts
