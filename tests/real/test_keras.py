@@ -33,6 +33,7 @@ CASES_BY_BACKEND = [
     for name in cases_of(backend)
 ]
 
+ROWS = numpy.array([[1.0, 0.0], [2.0, 5.0], [3.0, 4.0], [20.0, -9.0]], "float32")
 
 Trained = Callable[[str], list[dict[str, Any]]]
 
@@ -294,6 +295,43 @@ def test_adapt_refuses_what_it_cannot_adapt(backend: str) -> None:
         assert "adapt does not know Dense" in unknown
         assert "has its statistics already, by vocabulary=" in known
         assert "part='z', and a batch has the parts 'x', 'y'" in part
+
+
+@pytest.mark.parametrize(
+    ("part", "data"),
+    [
+        (None, ROWS),
+        (None, [ROWS[:1], ROWS[1:]]),
+        (None, [(ROWS[:2], None), (ROWS[2:], None)]),
+        (None, iter([{"x": ROWS[:1]}, {"x": ROWS[1:]}])),
+        ("x", [{"x": ROWS[:3], "z": None}, {"x": ROWS[3:], "z": None}]),
+    ],
+)
+def test_a_layer_adapts_to_arrays_and_to_batches(part: str | None, data: Any) -> None:
+    import keras
+
+    import horovod_runner.keras as hvd
+
+    layer = hvd.adapt(keras.layers.Normalization(), data, part)
+    assert numpy.ravel(layer.mean) == pytest.approx(ROWS.mean(0))
+    assert numpy.ravel(layer.variance) == pytest.approx(ROWS.var(0))
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        ([ROWS, ROWS[:, :1]], r"rows of shape \(2,\) and of shape \(1,\): Normalization needs"),
+        (ROWS[:0], "adapt found no rows for scale"),
+        ([{"x": ROWS, "z": ROWS}], "part=None, and a batch has the parts 'x', 'z': name one"),
+    ],
+)
+def test_adapt_says_what_is_wrong_with_rows(data: Any, error: str) -> None:
+    import keras
+
+    import horovod_runner.keras as hvd
+
+    with pytest.raises(ValueError, match=error):
+        hvd.adapt(keras.layers.Normalization(name="scale"), data)
 
 
 @TOGETHER["tensorflow"]
