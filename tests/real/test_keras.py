@@ -221,6 +221,11 @@ def test_values_are_reduced_gathered_and_broadcast(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_ranks_share_numbers_that_cannot_be_divided_by_them(backend: str) -> None:
+    assert results_of("three_numbers_as_bfloat16", backend) == [[-1.5, -3.0, -6.0]] * 2
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_ranks_drop_out_different_units(backend: str) -> None:
     for seeds, weights in results_of("dropout_differs", backend):
         assert seeds[0] != seeds[1]
