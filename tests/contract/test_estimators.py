@@ -264,6 +264,28 @@ def test_a_pipeline_is_searched_saved_and_loaded(spark: SparkSession, tmp_path: 
 
 
 @on_classic_spark
+def test_only_fits_with_the_same_validation_share_rows(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    df = classes(spark)
+    estimator = regression(np=1)
+    monkeypatch.setattr(type(estimator), "fit_rows", lambda _, rows: rows)
+
+    def rows_of(*maps: dict[Any, Any]) -> list[Any]:
+        return [rows for _, rows in sorted(estimator.fitMultiple(df, maps))]
+
+    first, second = rows_of({estimator.epochs: 1}, {estimator.feature_cols: ["id"]})
+    assert first is second
+    assert {*first.packed} == {"train"}
+    without, by_column = rows_of({}, {estimator.validation: "fold"})
+    assert without.packed is by_column.packed is without.valid is None
+    assert (by_column.train.count(), by_column.valid.count()) == (152, 51)
+    drawn = rows_of(*({estimator.validation: 0.5, estimator.random_seed: n} for n in (1, 2)))
+    assert len({str(rows.valid.toPandas()) for rows in drawn}) == 2
+    assert rows_of() == []
+
+
+@on_classic_spark
 @pytest.mark.parametrize("framework", ["Torch", "Lightning", "Keras"])
 def test_a_network_that_was_trained_elsewhere_is_a_stage_of_a_pipeline(
     spark: SparkSession, tmp_path: Path, framework: str

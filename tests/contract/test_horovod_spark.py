@@ -66,7 +66,7 @@ class InAProcess:
             environment = {**os.environ, **(env or {}), "PYTHONPATH": os.pathsep.join(sys.path)}
             command = [sys.executable, "-c", self.CALL, str(path)]
             subprocess.run(command, check=True, env=environment)
-            return [cloudpickle.loads(path.read_bytes())]
+            return [cloudpickle.loads(path.read_bytes()), None]  # only rank 0 returns something
 
     def num_processes(self) -> int:
         return 1

@@ -224,7 +224,8 @@ def values() -> list[Any]:
     rank = hvd.rank()
     tensors = [
         hvd.allreduce([1.0 + rank, 2.0]),
-        hvd.allreduce([1.0 + rank, 2.0], average=False),
+        hvd.allreduce([1.0 + rank, 2.0], average=numpy.False_),
+        hvd.allreduce([1.0 + rank, 2.0], average=True),
         hvd.allreduce(numpy.float32(rank), op=hvd.Max, name="largest"),
         hvd.allgather([[rank]] * (rank + 1)),
         hvd.broadcast([3.0 * rank], 1),
@@ -232,6 +233,20 @@ def values() -> list[Any]:
     ]
     lists = [keras.ops.convert_to_numpy(tensor).tolist() for tensor in tensors]
     return [*lists, hvd.broadcast_object({"rank": rank}, 1), hvd.size(), hvd.local_rank() == rank]
+
+
+def three_numbers_as_bfloat16() -> Any:
+    """A variable after a step; its three numbers are no multiple of the ranks."""
+    import keras
+
+    variable = keras.Variable(numpy.zeros(3, "float32"))
+    optimizer = hvd.DistributedOptimizer(
+        keras.optimizers.SGD(1.0), compression=hvd.Compression.bf16
+    )
+    optimizer.build([variable])
+    gradient = keras.ops.convert_to_tensor([1.0, 2.0, 4.0]) * (1 + hvd.rank())
+    optimizer.apply([gradient])
+    return keras.ops.convert_to_numpy(variable).tolist()
 
 
 def dropout_differs() -> list[Any]:

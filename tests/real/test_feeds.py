@@ -86,6 +86,18 @@ def test_a_transform_of_torch_batches_gets_arrays(shard: Shard) -> None:
     assert x[:, 1].tolist() == y.tolist()
 
 
+def test_what_a_transform_nests_stays_nested(shard: Shard) -> None:
+    import torch
+
+    def nest(batch: dict[str, Any]) -> Any:
+        return {"x": batch["x"], "words": ["a"]}, [batch["y"], batch["y"]]
+
+    inputs, labels = next(iter(shard.to_torch(8, COLUMNS, transform=nest, device="cpu")))
+    assert isinstance(inputs.pop("x"), torch.Tensor)
+    assert inputs == {"words": ["a"]}
+    assert [label.tolist() for label in labels] == [list(range(8))] * 2
+
+
 def test_batches_may_be_changed_in_place(shard: Shard) -> None:
     first = [x.add_(1).sum().item() for x, _ in shard.to_torch(100, COLUMNS, device="cpu")]
     second = [x.add_(1).sum().item() for x, _ in shard.to_torch(100, COLUMNS, device="cpu")]

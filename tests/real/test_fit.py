@@ -328,11 +328,12 @@ def test_a_lightning_module_does_not_depend_on_the_number_of_ranks() -> None:
             self.all = torchmetrics.classification.MulticlassAUROC(3)  # keeps rows, not sums
 
         def forward(self, x: Any) -> Any:
-            return self.layers(x)
+            return self.layers(x["x"] if isinstance(x, dict) else x)
 
         def loss(self, batch: Any) -> Any:
             x, y = batch
-            return torch.nn.functional.cross_entropy(self(x), y.long())
+            label = y[0] if isinstance(y, list) else y
+            return torch.nn.functional.cross_entropy(self(x), label.long())
 
         def training_step(self, batch: Any, index: int) -> Any:
             loss = self.loss(batch)
@@ -340,17 +341,16 @@ def test_a_lightning_module_does_not_depend_on_the_number_of_ranks() -> None:
             return loss
 
         def validation_step(self, batch: Any, index: int) -> None:
+            x, y = batch
             self.log_dict({"val_loss": self.loss(batch)})
             for name, metric in {"val_accuracy": self.right, "val_auc": self.all}.items():
-                metric.update(self(batch[0]), batch[1])
+                metric.update(self(x), y[0] if isinstance(y, list) else y)
                 self.log(name, metric)
 
         def configure_optimizers(self) -> Any:
             return adam(self.parameters())
 
     options: dict[str, Any] = {
-        "x": "x",
-        "y": "y",
         "global_batch": 20,  # the last batch to validate with has a row, for one of the ranks
         "epochs": 2,
         "validation": "held_out",
@@ -358,7 +358,9 @@ def test_a_lightning_module_does_not_depend_on_the_number_of_ranks() -> None:
         "progress": False,
         **WARM,
     }
-    alone, together = (fit(Module, table(), ranks=n, **options) for n in (1, 2))
+    # Several inputs come by their names, several labels as a list.
+    alone = fit(Module, table(), ranks=1, x={"x": "x", "w": "w"}, y="y", **options)
+    together = fit(Module, table(), ranks=2, x="x", y=["y", "w"], **options)
     np.testing.assert_allclose(weights(together), weights(alone), atol=2e-5)
     assert set(together.metrics) == {"train_loss", "val_loss", "val_accuracy", "val_auc"}
     assert together.metrics == pytest.approx(alone.metrics, abs=1e-6)

@@ -33,6 +33,7 @@ CASES_BY_BACKEND = [
     for name in cases_of(backend)
 ]
 
+ROWS = numpy.array([[1.0, 0.0], [2.0, 5.0], [3.0, 4.0], [20.0, -9.0]], "float32")
 
 Trained = Callable[[str], list[dict[str, Any]]]
 
@@ -212,11 +213,16 @@ def test_rank_0_saves_better_models(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_values_are_reduced_gathered_and_broadcast(backend: str) -> None:
-    expected = [[1.5, 2.0], [3.0, 4.0], 1.0, [[0], [1], [1]], [3.0]]
+    expected = [[1.5, 2.0], [3.0, 4.0], [1.5, 2.0], 1.0, [[0], [1], [1]], [3.0]]
     parts = [[3.0], [6.0]], [[10.0]]
     assert results_of("values", backend) == [
         [*expected, part, {"rank": 1}, 2, True] for part in parts
     ]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_ranks_share_numbers_that_cannot_be_divided_by_them(backend: str) -> None:
+    assert results_of("three_numbers_as_bfloat16", backend) == [[-1.5, -3.0, -6.0]] * 2
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -294,6 +300,43 @@ def test_adapt_refuses_what_it_cannot_adapt(backend: str) -> None:
         assert "adapt does not know Dense" in unknown
         assert "has its statistics already, by vocabulary=" in known
         assert "part='z', and a batch has the parts 'x', 'y'" in part
+
+
+@pytest.mark.parametrize(
+    ("part", "data"),
+    [
+        (None, ROWS),
+        (None, [ROWS[:1], ROWS[1:]]),
+        (None, [(ROWS[:2], None), (ROWS[2:], None)]),
+        (None, iter([{"x": ROWS[:1]}, {"x": ROWS[1:]}])),
+        ("x", [{"x": ROWS[:3], "z": None}, {"x": ROWS[3:], "z": None}]),
+    ],
+)
+def test_a_layer_adapts_to_arrays_and_to_batches(part: str | None, data: Any) -> None:
+    import keras
+
+    import horovod_runner.keras as hvd
+
+    layer = hvd.adapt(keras.layers.Normalization(), data, part)
+    assert numpy.ravel(layer.mean) == pytest.approx(ROWS.mean(0))
+    assert numpy.ravel(layer.variance) == pytest.approx(ROWS.var(0))
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        ([ROWS, ROWS[:, :1]], r"rows of shape \(2,\) and of shape \(1,\): Normalization needs"),
+        (ROWS[:0], "adapt found no rows for scale"),
+        ([{"x": ROWS, "z": ROWS}], "part=None, and a batch has the parts 'x', 'z': name one"),
+    ],
+)
+def test_adapt_says_what_is_wrong_with_rows(data: Any, error: str) -> None:
+    import keras
+
+    import horovod_runner.keras as hvd
+
+    with pytest.raises(ValueError, match=error):
+        hvd.adapt(keras.layers.Normalization(name="scale"), data)
 
 
 @TOGETHER["tensorflow"]

@@ -287,6 +287,7 @@ def refused() -> dict[str, Callable[[], Any]]:
     state = {"matrix_rank": 3, "steps": 0, "q": {}, "errors": {}}
     return {
         "adasum": lambda: wrap(op=hvd.Adasum),
+        "min": lambda: wrap(op=hvd.Min),
         "groups": lambda: wrap(groups=2),
         "predivide": lambda: wrap(gradient_predivide_factor=2.0),
         "tensor": lambda: hvd.allreduce(torch.ones(2), compression=hvd.Compression.bf16),
@@ -408,6 +409,7 @@ def test_compressed_training_converges() -> None:
     ("case", "text"),
     [
         ("adasum", r"powersgd requires op=hvd.Average or hvd.Sum: .*Adasum"),
+        ("min", r"what has to be added up\. Use Compression\.none or fp16"),
         ("groups", "powersgd sends all gradients together: leave groups out"),
         ("predivide", "powersgd adds in float32 and needs no gradient_predivide_factor"),
         ("tensor", "bf16 compresses all gradients of an optimizer together: it works only as"),

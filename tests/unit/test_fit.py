@@ -31,6 +31,12 @@ def net() -> Any:
     return torch.nn.Linear(8, 2)
 
 
+def outputs_first(model: Any, x: Any, y: Any) -> Any:
+    """Returns what a step returns, in the wrong order."""
+    outputs = model(x)
+    return outputs, torch.nn.functional.cross_entropy(outputs, y)
+
+
 @pytest.mark.parametrize(
     ("wrong", "error", "said"),
     [
@@ -50,6 +56,9 @@ def net() -> Any:
         ({"x": "w"}, ValueError, "model does not fit .* Change x"),
         ({"y": ["y", "w"]}, ValueError, "1 outputs for 2 labels: y must"),
         ({"optimizer": "adam"}, TypeError, "optimizer must be"),
+        ({"loss": None, "step": lambda *_: 1 / 0}, ValueError, r"step fails .*ZeroD.*x \(\d+, 8\)"),
+        ({"loss": None, "step": lambda *_: 0.5}, TypeError, "step must return .*not float"),
+        ({"loss": None, "step": outputs_first}, TypeError, "step must return .*not tuple"),
         ({"global_batch": 0}, ValueError, "global_batch"),
         ({"global_batch": 32.0}, TypeError, "global_batch"),
         ({"global_batch": 32, "accumulate": 5}, ValueError, "accumulate=5"),
@@ -114,6 +123,36 @@ def test_a_schedule_rises_and_falls() -> None:
     assert own is not None
     assert own(3, 12) == 0.25
     assert schedule_of(None, 0) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "is_split", "rows", "rows_to_validate"),
+    [
+        ({"batch_size": 8}, False, {"batch_size": 8}, {"batch_size": 8}),
+        ({"batch_size": 8, "val_batch_size": 5}, True, {"batch_size": 8}, {"batch_size": 5}),
+        ({"global_batch": 24}, False, {"global_batch": 12}, {"global_batch": 12}),
+        ({"global_batch": 24}, True, {"batch_size": 4}, {"batch_size": 4}),
+        ({"global_batch": 4}, True, {"batch_size": 1}, {"batch_size": 1}),
+    ],
+)
+def test_rows_of_a_batch_on_three_ranks_in_two_passes(
+    given: dict[str, Any],
+    is_split: bool,
+    rows: dict[str, int],
+    rows_to_validate: dict[str, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from horovod_runner.integrations.training.torch import TorchTraining
+
+    monkeypatch.setenv("HOROVOD_SIZE", "3")
+    training = TorchTraining(
+        model=None, features={"x": "x"}, labels=["y"], backward_passes_per_step=2, **given
+    )
+    shard: Any = SimpleNamespace(is_split_among_ranks=is_split)
+    for is_training, expected in ((True, rows), (False, rows_to_validate)):
+        options = training.feed(shard, is_training=is_training)
+        assert options.pop("shuffle") is is_training
+        assert options == {**expected, "columns": {"x": "x", "label y": "y"}, "seed": 0}
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,10 @@ class Make:
 
     def _batches(self, names: list[str], values: list[Any]) -> list[Any]:
         if self._transform is not None:
-            return [self._tensors(batch) for batch in dicts_of(self._transform)(names, values)]
+            changed = map(self._tensors, dicts_of(self._transform)(names, values))
+            if self._as_tuple:
+                return [tuple(b.values()) if isinstance(b, dict) else b for b in changed]
+            return list(changed)
         parts = [
             self._tensor(part).unbind(0)
             if isinstance(part, np.ndarray)
@@ -176,8 +179,8 @@ class Make:
         if isinstance(value, np.ndarray):
             return self._tensor(value)
         if isinstance(value, dict):
-            tensors = {name: self._tensors(part) for name, part in value.items()}
-            return tuple(tensors.values()) if self._as_tuple else tensors
-        if isinstance(value, tuple | list) and any(isinstance(v, np.ndarray) for v in value):
+            return {name: self._tensors(part) for name, part in value.items()}
+        kinds = (np.ndarray, dict, list) if isinstance(value, tuple) else np.ndarray
+        if isinstance(value, tuple | list) and any(isinstance(v, kinds) for v in value):
             return type(value)(self._tensors(part) for part in value)
         return value

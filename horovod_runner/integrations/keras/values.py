@@ -62,7 +62,7 @@ def allreduce(
     """
     backend = collectives()
     if op is None:
-        op = backend.hvd.Sum if average is False else backend.hvd.Average
+        op = backend.hvd.Average if average is None or average else backend.hvd.Sum
     if compression is SentAsBFloat16:
         raise ValueError("Compression.bf16 works only in DistributedOptimizer: use none or fp16")
     return backend.hvd.allreduce(

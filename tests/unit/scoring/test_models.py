@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,3 +32,27 @@ def test_a_module_with_parametrizations_travels(tmp_path: Path) -> None:
     np.testing.assert_array_equal(
         TorchKind("module").load(tmp_path / "net", "cpu")({"x": x}), expected
     )
+
+
+@pytest.mark.parametrize(
+    ("outputs", "expected"),
+    [
+        (lambda row: torch.tensor([row["a"]]), [1.0, 2.0]),
+        (lambda row: [row["a"], [[row["b"], 0]]], ([1.0, 2.0], [[3.0, 0.0], [4.0, 0.0]])),
+    ],
+)
+def test_a_function_of_one_row_has_an_output_or_several(outputs: Any, expected: Any) -> None:
+    from horovod_runner.integrations.horovod_spark.kinds import RowByRow
+
+    called = RowByRow(None, lambda _, row: outputs(row), {"x": "a", "y": "b"})
+    found = called({"x": np.array([1.0, 2.0]), "y": np.array([3.0, 4.0])})
+    assert isinstance(found, tuple) is isinstance(expected, tuple)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_function_of_one_row_is_told_which_columns_there_are() -> None:
+    from horovod_runner.integrations.horovod_spark.kinds import RowByRow
+
+    with pytest.raises(KeyError, match="feature columns a, not 'b': add it to feature_cols"):
+        RowByRow(None, lambda _, row: row["b"], {"x": "a"})({"x": np.zeros(1)})
