@@ -11,6 +11,7 @@ import pytest
 from horovod_runner.host.folders import hdfs
 from horovod_runner.host.folders.local import LocalFolder
 from horovod_runner.host.folders.problems import describe
+from tests.programs import run_python
 
 
 @pytest.mark.parametrize(
@@ -56,6 +57,36 @@ def test_a_file_is_moved_in_from_another_disk(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["file"]
     assert (tmp_path / "file").read_bytes() == b"state"
     assert not memory.exists()
+
+
+def test_a_forked_child_deletes_no_client_of_hdfs() -> None:
+    """A client waits at its deletion for threads, which a child has not."""
+    done = run_python("""
+        import os
+        from types import ModuleType, SimpleNamespace
+        from horovod_runner.host.folders.hdfs import keep_in_children
+
+        class Client:
+            deleted = 0
+
+            def __del__(self):
+                Client.deleted += 1
+
+        module = ModuleType("hdfs_native.fsspec")
+        module.HdfsFileSystem = SimpleNamespace(_cache={"a": Client(), "b": Client()})
+        module.ViewfsFileSystem = SimpleNamespace(_cache={"c": Client()})
+        keep_in_children(module)
+        for _ in range(2):  # the parent keeps nothing after a fork
+            child = os.fork()
+            module.HdfsFileSystem._cache.clear()  # as fsspec does in a child
+            module.ViewfsFileSystem._cache.clear()
+            if not child:
+                os._exit(Client.deleted)
+            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), Client.deleted)
+            module.HdfsFileSystem._cache["d"] = Client()
+            Client.deleted = 0
+    """)
+    assert done.stdout.splitlines() == ["0 3", "0 1"], done.stderr
 
 
 def from_server(kind: str, words: str) -> RuntimeError:

@@ -363,6 +363,26 @@ def test_a_build_that_fails_ends_the_install(
     assert said[1:] == ["   10%  b.cc.o", f"  {lines[2]}"]
 
 
+@pytest.mark.parametrize(
+    ("printed", "reason"),
+    [
+        ("compiling\nKilled", "Killed"),
+        (
+            "torch.distributed's backend: y.cc:1: error: this costs the backend only\nlast",
+            "last",
+        ),
+        ("", "no output."),
+    ],
+)
+def test_a_build_that_ends_without_an_error_shows_its_last_line(
+    printed: str, reason: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    body = f'printf "{printed}"\nexit 1'
+    monkeypatch.setattr("sys.executable", str(script(tmp_path / "pip", body)))
+    with pytest.raises(InstallError, match=rf" 1\): {reason} The whole log is .*/build\.log$"):
+        build.compile_wheel(BuildPlan((CPU_TORCH,)), tmp_path / "horovod", tmp_path, print)
+
+
 def test_no_flags_for_the_processor_are_not_a_question_to_the_compiler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
