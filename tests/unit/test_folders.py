@@ -148,12 +148,28 @@ def test_what_hdfs_refuses_at_last_comes_without_a_stack_trace(
 def test_a_name_node_is_named_as_in_its_token(
     url: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
+    monkeypatch.delenv("HADOOP_CONF_DIR", raising=False)
+    monkeypatch.setenv("HADOOP_HOME", str(tmp_path))
     assert hdfs.as_in_token(url) == url
     (tmp_path / "token").write_bytes(b"HDTS..HDFS_DELEGATION_TOKEN\x0e127.0.0.1:8020")
     monkeypatch.setenv("HADOOP_TOKEN_FILE_LOCATION", str(tmp_path / "token"))
-    (tmp_path / "core-site.xml").write_text(
-        "<configuration><property><name>fs.defaultFS</name><value>hdfs://localhost:8020</value>"
-        "</property></configuration>"
+    settings = {
+        "a.first": "hdfs://localhost:1",
+        "fs.defaultFS": "hdfs://localhost:8020",
+        "z.last": "hdfs://localhost:2",
+    }
+    properties = (
+        f"<property><name>{name}</name><value>{value}</value></property>"
+        for name, value in settings.items()
     )
+    folder = tmp_path / "etc" / "hadoop"
+    folder.mkdir(parents=True)
+    folder.joinpath("core-site.xml").write_text(
+        f"<configuration>{''.join(properties)}</configuration>"
+    )
+    assert hdfs.as_in_token(url) == named
+    # HADOOP_CONF_DIR names the folder of the settings itself, and counts more.
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
+    assert hdfs.as_in_token(url) == (named if url.startswith("hdfs://l") else url)
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(folder))
     assert hdfs.as_in_token(url) == named
