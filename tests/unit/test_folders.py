@@ -154,9 +154,9 @@ def test_a_name_node_is_named_as_in_its_token(
     (tmp_path / "token").write_bytes(b"HDTS..HDFS_DELEGATION_TOKEN\x0e127.0.0.1:8020")
     monkeypatch.setenv("HADOOP_TOKEN_FILE_LOCATION", str(tmp_path / "token"))
     settings = {
-        "a.first": "hdfs://localhost:1",
+        "dfs.blocksize": "1",
+        "hadoop.tmp.dir": "/tmp",
         "fs.defaultFS": "hdfs://localhost:8020",
-        "z.last": "hdfs://localhost:2",
     }
     properties = (
         f"<property><name>{name}</name><value>{value}</value></property>"
