@@ -170,7 +170,7 @@ def test_the_files_hold_tables_diagnosis_and_flame_graphs(
     assert [(row["rank"], row["data"]) for row in rows] == [("0", "0.3"), ("1", "0.3")]
 
 
-@pytest.mark.parametrize("kind", ["lines", "short lines", "reports"])
+@pytest.mark.parametrize("kind", ["lines", "short lines", "reports", "profiles", "stacks"])
 def test_what_waits_for_a_slow_sink_has_a_limit(kind: str) -> None:
     notices: list[str] = []
     called, go_on = threading.Event(), threading.Event()
@@ -187,6 +187,12 @@ def test_what_waits_for_a_slow_sink_has_a_limit(kind: str) -> None:
         def report(self, report: Report) -> None:
             heard["report"] += 1
 
+        def profile(self, profile: Profile) -> None:
+            heard["profile"] += 1
+
+        def lines(self, lines: Lines) -> None:
+            heard["lines"] += 1
+
         def notice(self, text: str) -> None:
             heard["notice"] += 1
 
@@ -201,8 +207,15 @@ def test_what_waits_for_a_slow_sink_has_a_limit(kind: str) -> None:
     elif kind == "short lines":
         for _ in range(150_000):
             fan_out.tell(Output(0, "stdout", ""))
-    else:
+    elif kind == "reports":
         fan_out.reports([report] * 1000)
+    elif kind == "profiles":
+        for _ in range(100):
+            fan_out.tell(Profile(0, 0.0, 1.0, arrivals=[(0, 0, 0)] * 10_000))
+    else:
+        stacks = Lines(0, 10, ["a"] * 5000, [[0]] * 5000, [1] * 5000)
+        for _ in range(100):
+            fan_out.tell(stacks)
     fan_out.notice("comes all the same")
     go_on.set()
     fan_out.close()
@@ -210,6 +223,8 @@ def test_what_waits_for_a_slow_sink_has_a_limit(kind: str) -> None:
         "lines": (64, 200),
         "short lines": (100_000, 150_000),
         "reports": (672, 1000),  # of 100 kB each
+        "profiles": (34, 100),  # of 2 MB each
+        "stacks": (68, 100),  # of 1 MB each
     }[kind]
     assert heard.total() == most + 1
     assert heard["notice"] == 1
