@@ -5,13 +5,15 @@ from __future__ import annotations
 import pwd
 import resource
 import socket
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from horovod_runner import LaunchError
 from horovod_runner.host import control_groups
 from horovod_runner.host.control_groups import MemoryLimit
-from horovod_runner.launchers import spark_host
+from horovod_runner.launchers import sessions, spark_host
 
 
 @pytest.fixture(autouse=True)
@@ -80,3 +82,48 @@ def test_limits_of_a_container(monkeypatch: pytest.MonkeyPatch) -> None:
     processes, memory = spark_host.likely_causes()
     assert "may be 100 processes" in processes
     assert "may use 668 MiB of memory" in memory
+
+
+class Builder:
+    """Builds no session, as where Java does not start."""
+
+    def __init__(self, error: str) -> None:
+        self.chosen: list[tuple[str, ...]] = []
+        self._error = error
+
+    def __getattr__(self, name: str) -> Any:
+        def choose(*values: str) -> Builder:
+            self.chosen.append((name, *values))
+            return self
+
+        return self.fail if name == "getOrCreate" else choose
+
+    def fail(self) -> None:
+        raise RuntimeError(self._error)
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [("Java gateway process exited.\n\tat org.A.b(A.java:1)", "exited"), ("", "RuntimeError")],
+)
+def test_a_spark_that_does_not_start_has_its_likely_causes(
+    error: str, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builder = Builder(error)
+    session = SimpleNamespace(active=builder.fail, builder=builder)
+    monkeypatch.setattr("pyspark.sql.SparkSession", session)
+    with pytest.raises(RuntimeError):  # nothing is known of it: Spark's own error
+        sessions.find_session()
+    with pytest.raises(LaunchError, match=rf"yarn: .*{shown}\. Check the master's URL\.$"):
+        sessions.open_session("yarn", "mine", [("spark.a", "1"), ("spark.b", "2")])
+    settings = [("config", "spark.a", "1"), ("config", "spark.b", "2")]
+    assert builder.chosen == [("appName", "mine"), *settings, ("master", "yarn")]
+    monkeypatch.setattr(control_groups, "process_limit", lambda: 100)
+    with pytest.raises(LaunchError, match=rf"start: .*{shown}\. There may be 100 processes"):
+        sessions.find_session()
+    with pytest.raises(LaunchError, match=rf"yarn: .*{shown}\. There may be 100 processes"):
+        sessions.open_session("yarn", "mine")
+    # The Java of a Connect server is on another host.
+    with pytest.raises(LaunchError, match=rf"sc://a: .*{shown}\. Check the master's URL\.$"):
+        sessions.open_session("sc://a", "mine")
+    assert builder.chosen[-1] == ("remote", "sc://a")
