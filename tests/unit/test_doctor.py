@@ -150,6 +150,12 @@ def test_a_machine_with_gpus_has_one_tried(machine: Machine) -> None:
             "rebuild Horovod",
         ),
         (
+            {"said": (2, 3)},
+            "two ranks with torch",
+            "ranks [0] did not reduce 64 MB to 3",
+            "rebuild Horovod",
+        ),
+        (
             {"said": HelloError("hvd.init() failed")},
             "two ranks with torch",
             "hvd.init() failed",
@@ -180,6 +186,11 @@ def test_the_version_that_horovod_was_built_against_is_told_if_it_is_another(
     for text in ("{}", "no JSON"):
         (tmp_path / "metadata.json").write_text(text)
         assert machine.examine()["Horovod for tensorflow"].detail == plain
+
+
+def test_messages_have_the_sizes_that_are_told() -> None:
+    sizes = {name: 4 * count for name, count in hello.COUNTS.items()}  # of floats
+    assert sizes == {"one number": 4, "64 KB": 64 << 10, "64 MB": 64 << 20}
 
 
 def test_the_place_in_slurm_is_told(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -271,6 +271,14 @@ def test_a_cached_wheel_is_used_again_except_for_a_rebuild(machine: Machine, cac
     assert rebuilt == Path("built.whl")
 
 
+def test_the_cache_is_in_the_users_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert install.cache_folder().is_relative_to(tmp_path / ".cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "mine"))
+    assert install.cache_folder().is_relative_to(tmp_path / "mine")
+
+
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
     """A source of Horovod that is none."""
