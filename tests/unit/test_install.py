@@ -119,6 +119,30 @@ def test_the_mpich_package_of_an_activated_environment_is_not_the_systems_mpi(
     assert toolchain.find_system_mpi() == SYSTEM_MPI
 
 
+def test_a_tool_is_the_first_program_that_prints_its_version(tmp_path: Path) -> None:
+    script(tmp_path / "failing", "echo 1.2.3; exit 1")
+    script(tmp_path / "silent", "true")
+    script(tmp_path / "talking", "echo 'GNU make 4.3.1-x of 2.0' >&2")
+    folder = str(tmp_path)
+    assert toolchain.find_tool("missing", "failing", path=folder) is None
+    found = toolchain.find_tool("missing", "failing", "talking", "silent", path=folder)
+    assert found == toolchain.Tool(str(tmp_path / "talking"), "4.3.1")
+    found = toolchain.find_tool("silent", "talking", path=folder)
+    assert found == toolchain.Tool(str(tmp_path / "silent"), "unknown")
+
+
+def test_the_scripts_of_this_environment_are_on_path_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripts = os.path.realpath(sysconfig.get_path("scripts"))
+    (tmp_path / "link").symlink_to(scripts)
+    activated = str(tmp_path / "environment" / "bin")
+    monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path / "environment"))
+    monkeypatch.setenv("PATH", f"/z:{tmp_path / 'link'}:{activated}:/a:{scripts}")
+    assert toolchain.tool_path() == f"{scripts}:/z:{activated}:/a"
+    assert toolchain.tool_path(scripts_first=False) == f"/z:/a:{activated}:{scripts}"
+
+
 def test_the_mpich_package_is_used_if_it_is_installed(machine: Machine, tmp_path: Path) -> None:
     assert machine.plan().mpi is None
     lib = Path(os.path.realpath(sysconfig.get_path("data")), "lib")
