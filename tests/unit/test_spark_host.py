@@ -5,6 +5,7 @@ from __future__ import annotations
 import pwd
 import resource
 import socket
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -111,7 +112,7 @@ def test_a_spark_that_does_not_start_has_its_likely_causes(
 ) -> None:
     builder = Builder(error)
     session = SimpleNamespace(active=builder.fail, builder=builder)
-    monkeypatch.setattr("pyspark.sql.SparkSession", session)
+    monkeypatch.setitem(sys.modules, "pyspark.sql", SimpleNamespace(SparkSession=session))
     with pytest.raises(RuntimeError):  # nothing is known of it: Spark's own error
         sessions.find_session()
     with pytest.raises(LaunchError, match=rf"yarn: .*{shown}\. Check the master's URL\.$"):
