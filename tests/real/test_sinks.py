@@ -31,13 +31,14 @@ from horovod_runner import (
 )
 from horovod_runner.results.run import Run
 from horovod_runner.results.run_log import RunLog
-from horovod_runner.sinks import Sink
+from horovod_runner.sinks import Sink, summary
 from horovod_runner.sinks.fan_out import FanOut
 from horovod_runner.sinks.mlflow import MLflowSink
 from horovod_runner.sinks.tensorboard import TensorBoardSink
 from horovod_runner.task import machine
 from horovod_runner.wire.events import CheckpointKept, Report
 from horovod_runner.wire.marker import Marker
+from horovod_runner.wire.measurements import Machine, Profile
 from tests.programs import ROOT, Program, run_python
 
 
@@ -381,6 +382,51 @@ def test_mlflow_and_tensorboard_receive_what_the_run_measures_of_itself(
     (text,) = events.Tensors("profile/diagnosis")
     shown = textwrap.dedent(text.tensor_proto.string_val[0].decode())
     assert shown.splitlines()[0] == str(run.diagnose()).splitlines()[0]
+
+
+def test_what_sinks_get_has_its_step_and_its_time(
+    mlflow: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(summary, "_SECONDS", 0.0)  # a summary of each measurement
+    sinks = [MLflowSink(), TensorBoardSink(tmp_path / "logs")]
+    run = Run("1a2b", 2, status="finished", warnings=["one.", "two."])
+    reports = [
+        Report(0, {"loss": 0.5}, epoch=0, time=1.5),  # no step is known yet: it is counted
+        Report(0, {"loss": 0.25}, epoch=0, step=7, time=2.25),
+        Report(1, {"loss": 4.0}, step=3, time=2.5),
+        Report(0, {"loss": 0.125}, epoch=1, time=-1.0),  # the last step, and a wrong clock
+    ]
+    for sink in sinks:
+        sink.prepare()
+        sink.begin(run)
+        sink.attempt(1)
+        sink.attempt(3)
+        sink.reports(reports)
+        for number in (1, 2):
+            sink.profile(Profile(0, 100.0, 1.0, {"optimizer": 10 * number}))
+            sink.machine(Machine(0, 100.0, 5.0, memory=number * 1_000_000))
+        sink.end(run)
+    of_mlflow, of_tensorboard = sinks[0].run_id, read_events(tmp_path / "logs")
+    tags = mlflow.MlflowClient().get_run(of_mlflow).data.tags
+    named = {name: tags[f"horovod_runner.{name}"] for name in ("attempts", "status", "warnings")}
+    assert named == {"attempts": "3", "status": "finished", "warnings": "one. two."}
+    assert history(mlflow, of_mlflow, "loss") == [(1, 0.5), (7, 0.25), (7, 0.125)]
+    assert history(mlflow, of_mlflow, "epoch") == [(1, 0), (7, 1)]
+    assert history(mlflow, of_mlflow, "rank1/loss") == [(3, 4.0)]
+    points = mlflow.MlflowClient().get_metric_history(of_mlflow, "loss")
+    assert [point.timestamp for point in points] == [1500, 2250, 0]
+    assert history(mlflow, of_mlflow, "profile/rank0/step_ms") == [(10, 100.0), (30, 50.0)]
+    memory = "system/rank0/process_memory_megabytes"
+    # A summary has the steps of rank 0, or in MLflow, as its own system metrics, a count.
+    assert history(mlflow, of_mlflow, memory) == [(1, 1.0), (3, 2.0)]
+    points = read_events(tmp_path / "logs" / "profile").Scalars(memory)
+    assert [(point.step, point.value) for point in points] == [(10, 1.0), (30, 2.0)]
+    points = of_tensorboard.Scalars("loss")
+    assert [(point.step, point.value) for point in points] == [(1, 0.5), (7, 0.25), (7, 0.125)]
+    assert [point.wall_time for point in points] == [1.5, 2.25, -1.0]
+    assert [point.value for point in of_tensorboard.Scalars("epoch")] == [0, 0, 1]
+    (point,) = read_events(tmp_path / "logs" / "rank1").Scalars("loss")
+    assert (point.step, point.value) == (3, 4.0)
 
 
 def test_sinks_can_leave_the_profile_out(mlflow: Any, tmp_path: Path) -> None:

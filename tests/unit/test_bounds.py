@@ -677,3 +677,11 @@ def test_what_killed_ranks_leave_on_a_host_is_removed(tmp_path: Path) -> None:
         with rank_folder(run.path, 0, 202) as folder:
             names = sorted(os.listdir(run.path))
             assert names == sorted({"rows-1", folder.name, "in-use"})
+        # Another rank of the same attempt uses its folder, and so does one of a later attempt.
+        with (
+            rank_folder(run.path, 0, 301) as later,
+            rank_folder(run.path, 0, 300) as first,
+            rank_folder(run.path, 1, 300),
+        ):
+            assert later.exists()
+            assert first.exists()

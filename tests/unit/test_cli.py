@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
 
+from horovod_runner.host.folders.local import LocalFolder
 from horovod_runner.results import registry
-from horovod_runner.tools.commands import cli, doctor, install
+from horovod_runner.tools.commands import cli, doctor, install, trial
 from horovod_runner.tools.commands.doctor import DoctorFinding
 
 
@@ -173,3 +177,53 @@ def test_an_unknown_argument_of_run_may_be_the_trainings(
         f"horovod-runner run: unknown arguments: {flag}. Did you mean {meant}? Arguments of the "
         f"training go after a -- at the end of the command: -- {flag}\n"
     )
+
+
+def test_a_tried_folder_has_rates_and_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = itertools.count()  # each action takes half a second
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock) / 2)
+    found = {each.name: each.detail for each in trial.try_folder(str(tmp_path))}
+    monkeypatch.undo()
+    assert found["folder"].startswith(f"{tmp_path} (")
+    assert found["write"] == found["read"] == "34 MB/s (16 MiB in 0.50 s)"
+    assert found["list"] == "500 ms for 1 files"
+    assert found["small files"] == "62 ms for each"  # 8 files
+    assert found["delete"] == "250 ms for each"  # 2 files
+
+
+@pytest.mark.parametrize(
+    ("method", "lie", "told"),
+    [
+        ("size", lambda *_: 5, "write: the file has 5 bytes after 16777216 were written"),
+        ("names", lambda *_: ["a"], "list: a new file is missing in the list of 1 files"),
+        (
+            "copy_out",
+            lambda _, __, path: path.write_bytes(b"x"),
+            "read: the file has other bytes than were written",
+        ),
+        (
+            "read",
+            lambda *_: b"6",
+            "small files: a file that was replaced 7 times still has b'6'",
+        ),
+        (
+            "remove",
+            lambda *_: None,
+            "delete: 2 files are still listed after they were deleted",
+        ),
+    ],
+)
+def test_nothing_is_tried_after_a_folder_that_does_not_do_what_it_says(
+    method: str,
+    lie: Callable[..., object],
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(LocalFolder, method, lie)
+    *others, last = trial.try_folder(str(tmp_path))
+    assert {each.status for each in others} == {"ok"}
+    name, detail = told.split(": ")
+    assert last == DoctorFinding(name, "wrong", f"OSError: {detail}", "use another place")

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from horovod_runner.errors import SlotError
+from horovod_runner.errors import CancelledError, LaunchError, SlotError
 from horovod_runner.host import network
-from horovod_runner.launchers import connect
+from horovod_runner.launchers import connect, spark
 from horovod_runner.launchers.spark import SparkLauncher
 
 CLUSTER = {"spark.master": "spark://10.0.0.1:7077"}
@@ -107,3 +108,148 @@ def test_a_second_copy_of_a_task_that_runs_for_long_is_refused() -> None:
     settings["spark.speculation.task.duration.threshold"] = "1h"
     with pytest.raises(SlotError, match=r"threshold=1h with spark\.speculation"):
         launcher.check_pool(1)
+
+
+class Classic:
+    """A session of which a launcher reads settings."""
+
+    sparkContext: Any = object()  # noqa: N815 - Spark's name
+    version = "4.3.0"
+
+    def __init__(self, settings: dict[str, str]) -> None:
+        self.conf = SimpleNamespace(get=lambda name, default=None: settings.get(name, default))
+
+
+class Connected(Classic):
+    """A session of Spark Connect, which has no SparkContext."""
+
+    @property
+    def sparkContext(self) -> Any:  # noqa: N802 - Spark's name
+        raise RuntimeError
+
+
+def launcher(session: Any, notices: list[str] | None = None, **options: Any) -> SparkLauncher:
+    told = [] if notices is None else notices
+    return SparkLauncher(session, options.pop("timeout", 0.0), told.append, **options)
+
+
+def has_slots(monkeypatch: pytest.MonkeyPatch, count: int | None) -> None:
+    # No argument: what Spark tells cannot be given to a launcher.
+    monkeypatch.setattr(spark, "_count_slots", lambda *_: count)
+    monkeypatch.setattr(connect, "count_slots", lambda _: count)
+
+
+@pytest.mark.parametrize(
+    ("session", "size", "has", "told"),
+    [
+        (
+            Classic({"spark.master": "local[2]"}),
+            4,
+            2,
+            "np=4 asks for 4 slot(s) and local[2] has 2. A slot is what one task takes: "
+            'spark.task.cpus=1. Lower np, or start the session with master("local[4]"), or '
+            "spark-submit with --master 'local[4]'.",
+        ),
+        (
+            Connected({"spark.master": "local[2]"}),
+            4,
+            2,
+            "np=4 asks for 4 slot(s) and local[2] has 2. A slot is what one task takes: "
+            "spark.task.cpus=1. Lower np, or start the Connect server with --master 'local[4]'.",
+        ),
+        (
+            Classic({**CLUSTER, "spark.task.cpus": "2", "spark.task.resource.gpu.amount": "0.5"}),
+            3,
+            1,
+            "np=3 asks for 3 slot(s) and spark://10.0.0.1:7077 has 1. A slot is what one task "
+            "takes: spark.task.cpus=2 and spark.task.resource.gpu.amount=0.5. Lower np, or add "
+            "executors or cores (spark.executor.instances, spark.executor.cores, "
+            "spark.cores.max), or raise slot_timeout if the cluster is still growing.",
+        ),
+        (
+            Classic({**CLUSTER, "spark.driver.host": "10.0.0.9"}),
+            0,
+            0,
+            "np=all slots asks for 1 slot(s) and spark://10.0.0.1:7077 has 0. A slot is what one "
+            "task takes: spark.task.cpus=1. Lower np, or add executors or cores "
+            "(spark.executor.instances, spark.executor.cores, spark.cores.max), or raise "
+            "slot_timeout if the cluster is still growing. As there is not a single one, check "
+            "whether executors can reach the driver at spark.driver.host=10.0.0.9.",
+        ),
+    ],
+)
+def test_too_few_slots_say_what_to_change(
+    session: Any, size: int, has: int, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(connect.DRIVER_HOST, raising=False)
+    has_slots(monkeypatch, has)
+    with pytest.raises(SlotError) as caught:
+        launcher(session, cancelled=threading.Event()).slots(size)
+    assert str(caught.value) == told
+
+
+def test_slots_that_a_server_does_not_tell_are_taken_to_be_enough(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    has_slots(monkeypatch, None)
+    asks = launcher(Connected(CLUSTER), cancelled=threading.Event())
+    assert asks.slots(3) == 3
+    with pytest.raises(SlotError, match=r"^np=0 .*give np as a number\.$"):
+        asks.slots(0)
+
+
+def test_slots_are_waited_for_in_the_first_seconds_of_an_application(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    has_slots(monkeypatch, 1)
+    cancelled = threading.Event()
+    cancelled.set()
+    for age, error in ((0, CancelledError), (1000, SlotError)):
+        began = {"spark.app.startTime": f"{int((time.time() - age) * 1000)}"}
+        asks = launcher(Connected({**CLUSTER, **began}), timeout=None, cancelled=cancelled)
+        with pytest.raises(error):
+            asks.slots(2)
+    # Nobody knows when it began; and a local master has all its slots.
+    for settings in (CLUSTER, {"spark.master": "local[1]", "spark.app.startTime": "9" * 13}):
+        with pytest.raises(SlotError):
+            launcher(Connected(settings), timeout=None, cancelled=cancelled).slots(2)
+
+
+def test_compute_with_sandboxes_is_told_by_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    has_slots(monkeypatch, 4)
+    monkeypatch.delenv("DATABRICKS_ENV_VERSION", raising=False)
+    monkeypatch.delenv("DATABRICKS_RUNTIME_VERSION", raising=False)
+    notices: list[str] = []
+    asks = launcher(Connected(CLUSTER), notices, cancelled=threading.Event())
+    assert asks.slots(2) == 2
+    assert notices == []
+    monkeypatch.setenv("DATABRICKS_RUNTIME_VERSION", "16.4")
+    assert asks.slots(2) == 2
+    assert notices == [
+        "a Spark Connect session on a Databricks runtime means standard access mode as a rule, "
+        "which runs Python functions in sandboxes that cannot start ranks. If this run fails for "
+        "that reason: attach the notebook to classic compute with dedicated access mode and an ML "
+        "runtime, or run on the driver with a negative np."
+    ]
+    serverless = r"^Databricks' serverless compute runs .* ranks\. Attach the notebook to classic"
+    for name, version in (
+        ("DATABRICKS_RUNTIME_VERSION", "client.2.5"),
+        ("DATABRICKS_ENV_VERSION", "4"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, version)
+            with pytest.raises(LaunchError, match=serverless):
+                asks.slots(2)
+    classic = launcher(Classic(CLUSTER), notices, cancelled=threading.Event())
+    assert classic.slots(2) == 2
+    assert len(notices) == 1
+
+
+def test_a_range_of_np_is_refused_on_spark_connect() -> None:
+    dynamic = {**CLUSTER, "spark.dynamicAllocation.enabled": "True"}
+    for settings, told in (
+        (CLUSTER, "^a range of np needs"),
+        (dynamic, "^spark.dynamicAllocation"),
+    ):
+        with pytest.raises(SlotError, match=told):
+            launcher(Connected(settings), cancelled=threading.Event()).check_pool(1)

@@ -10,6 +10,7 @@ import pytest
 
 from horovod_runner.common.slots import Controller, Offer
 from horovod_runner.driver.placement import assign
+from horovod_runner.errors import LaunchError
 from horovod_runner.host import gpus, network
 from horovod_runner.wire.messages import Assignment
 from horovod_runner.worker.startup import rank_environment
@@ -145,6 +146,24 @@ def test_the_route_to_a_peer_has_an_address_and_an_interface() -> None:
     assert network.interface_of(address) == "lo"
     with pytest.raises(LookupError, match=r"192\.0\.2\.77"):
         network.interface_of("192.0.2.77")
+
+
+def test_interfaces_have_their_addresses_and_loopback_is_none() -> None:
+    assert network.address_of("lo") == "127.0.0.1"
+    found = network.interfaces()
+    assert "lo" not in [name for name, _, _ in found]
+    assert [network.address_of(name) for name, _, _ in found[:1]] == [each[1] for each in found[:1]]
+    names = ", ".join(name for name, _, _ in found) or "none"
+    with pytest.raises(LaunchError, match=rf"^HOROVOD_GLOO_IFACE=ib7: .*It has: {names}\.$"):
+        network.address_of("ib7")
+
+
+def test_ports_of_the_system_are_counted() -> None:
+    range_ = Path("/proc/sys/net/ipv4/ip_local_port_range")
+    if not range_.exists():
+        pytest.skip("this system does not tell")
+    first, last = map(int, range_.read_text().split())
+    assert network.port_count() == len(range(first, last + 1))
 
 
 def test_only_a_server_that_allows_reuse_gets_a_held_port() -> None:

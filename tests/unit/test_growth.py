@@ -10,7 +10,7 @@ import pytest
 
 from horovod_runner import Limits, SlotError
 from horovod_runner.launchers import engine, spark, yarn_queue
-from horovod_runner.launchers.growth import Asked, asked_of, is_on_its_way
+from horovod_runner.launchers.growth import Asked, asked_of, driver_logs, is_on_its_way
 from horovod_runner.launchers.spark import SparkLauncher
 from horovod_runner.launchers.yarn_queue import Queue
 
@@ -46,11 +46,40 @@ def test_what_was_asked_of_an_engine_is_known_from_the_settings(
     assert asked_of(conf.get, {}) == asked
 
 
-def test_a_profile_says_what_a_task_takes() -> None:
-    conf = {**YARN, "spark.executor.cores": "8"}
-    asked = asked_of(conf.get, {"cpus": 4.0})
-    assert asked is not None
-    assert asked.slots == 4
+@pytest.mark.parametrize(
+    ("requests", "tasks"),
+    [({"cpus": 4.0}, 2), ({"gpu": 0.5}, 6), ({"cpus": 2.0, "gpu": 2.0}, 1), ({}, 3)],
+)
+def test_a_profile_says_what_a_task_takes(requests: dict[str, float], tasks: int) -> None:
+    gpus = "spark.{}.resource.gpu.amount"
+    conf = {**YARN, "spark.executor.cores": "8", gpus.format("executor"): "3"}
+    conf |= {gpus.format("task"): "1", INSTANCES: "5"}
+    asked = asked_of(conf.get, requests)
+    assert asked == Asked(5, tasks, INSTANCES)
+    assert asked.slots == 5 * tasks
+
+
+@pytest.mark.parametrize(
+    ("conf", "logs"),
+    [
+        ({**YARN, "spark.submit.deployMode": "cluster"}, "yarn logs -applicationId app-1"),
+        ({**YARN, "spark.submit.deployMode": "client"}, ""),
+        ({"spark.master": "spark://a:7077", "spark.submit.deployMode": "cluster"}, ""),
+        ({"spark.kubernetes.submitInDriver": "true"}, "kubectl logs POD"),
+        (
+            {
+                "spark.kubernetes.submitInDriver": "True",
+                "spark.kubernetes.driver.pod.name": "train-driver",
+            },
+            "kubectl logs train-driver",
+        ),
+        ({}, ""),
+    ],
+)
+def test_the_output_of_a_driver_on_the_cluster_is_read_by_a_command(
+    conf: dict[str, str], logs: str
+) -> None:
+    assert driver_logs({"spark.app.id": "app-1", **conf}.get) == logs
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,30 @@ def test_the_mpich_package_of_an_activated_environment_is_not_the_systems_mpi(
     assert toolchain.find_system_mpi() == SYSTEM_MPI
 
 
+def test_a_tool_is_the_first_program_that_prints_its_version(tmp_path: Path) -> None:
+    script(tmp_path / "failing", "echo 1.2.3; exit 1")
+    script(tmp_path / "silent", "true")
+    script(tmp_path / "talking", "echo 'GNU make 4.3.1-x of 2.0' >&2")
+    folder = str(tmp_path)
+    assert toolchain.find_tool("missing", "failing", path=folder) is None
+    found = toolchain.find_tool("missing", "failing", "talking", "silent", path=folder)
+    assert found == toolchain.Tool(str(tmp_path / "talking"), "4.3.1")
+    found = toolchain.find_tool("silent", "talking", path=folder)
+    assert found == toolchain.Tool(str(tmp_path / "silent"), "unknown")
+
+
+def test_the_scripts_of_this_environment_are_on_path_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripts = os.path.realpath(sysconfig.get_path("scripts"))
+    (tmp_path / "link").symlink_to(scripts)
+    activated = str(tmp_path / "environment" / "bin")
+    monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path / "environment"))
+    monkeypatch.setenv("PATH", f"/z:{tmp_path / 'link'}:{activated}:/a:{scripts}")
+    assert toolchain.tool_path() == f"{scripts}:/z:{activated}:/a"
+    assert toolchain.tool_path(scripts_first=False) == f"/z:/a:{activated}:{scripts}"
+
+
 def test_the_mpich_package_is_used_if_it_is_installed(machine: Machine, tmp_path: Path) -> None:
     assert machine.plan().mpi is None
     lib = Path(os.path.realpath(sysconfig.get_path("data")), "lib")
@@ -271,6 +295,14 @@ def test_a_cached_wheel_is_used_again_except_for_a_rebuild(machine: Machine, cac
     assert rebuilt == Path("built.whl")
 
 
+def test_the_cache_is_in_the_users_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert install.cache_folder().is_relative_to(tmp_path / ".cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "mine"))
+    assert install.cache_folder().is_relative_to(tmp_path / "mine")
+
+
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
     """A source of Horovod that is none."""
@@ -361,6 +393,26 @@ def test_a_build_that_fails_ends_the_install(
     with pytest.raises(InstallError, match=message):
         build.compile_wheel(BuildPlan((CPU_TORCH,)), tmp_path / "horovod", tmp_path, said.append)
     assert said[1:] == ["   10%  b.cc.o", f"  {lines[2]}"]
+
+
+@pytest.mark.parametrize(
+    ("printed", "reason"),
+    [
+        ("compiling\nKilled", "Killed"),
+        (
+            "torch.distributed's backend: y.cc:1: error: this costs the backend only\nlast",
+            "last",
+        ),
+        ("", "no output."),
+    ],
+)
+def test_a_build_that_ends_without_an_error_shows_its_last_line(
+    printed: str, reason: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    body = f'printf "{printed}"\nexit 1'
+    monkeypatch.setattr("sys.executable", str(script(tmp_path / "pip", body)))
+    with pytest.raises(InstallError, match=rf" 1\): {reason} The whole log is .*/build\.log$"):
+        build.compile_wheel(BuildPlan((CPU_TORCH,)), tmp_path / "horovod", tmp_path, print)
 
 
 def test_no_flags_for_the_processor_are_not_a_question_to_the_compiler(

@@ -34,6 +34,19 @@ def test_an_image_that_cannot_be_pulled_is_named() -> None:
     )
 
 
+def test_a_pod_without_a_reason_is_pending_because_it_begins_or_has_ended() -> None:
+    running = [{"state": {"running": {}}}]
+    assert describe([pod("Pending", containerStatuses=running)]) == (
+        "1 executor pod is pending: its container is being created."
+    )
+    assert describe([pod("Succeeded", containerStatuses=running), pod("Succeeded")]) == (
+        "2 executor pods have ended: Succeeded."
+    )
+    assert describe(
+        [pod("Failed", containerStatuses=[{"state": {"terminated": {"exitCode": 1}}}])]
+    ) == ("1 executor pod has ended: Error, exit code 1.")
+
+
 def test_pods_that_have_ended_are_named_with_their_end() -> None:
     ended = {"reason": "OOMKilled", "exitCode": 137}
     killed = pod("Failed", containerStatuses=[{"state": {"terminated": ended}}])

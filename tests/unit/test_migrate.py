@@ -446,6 +446,21 @@ TOLD = {
         """,
         "lr=0.1 * hvd.size()",
     ),
+    "a learning rate that is not scaled, in another function": (
+        """
+        TORCH
+        def make():
+            return torch.optim.SGD(net.parameters(), lr=0.1)
+        def build():
+            opt = hvd.DistributedOptimizer(make())
+            hvd.broadcast_parameters(net.state_dict(), root_rank=0)
+        def train():
+            hvd.init()
+            build()
+        HorovodRunner(np=2).run(train)
+        """,
+        "lr=0.1 * hvd.size()",
+    ),
     "no average": (
         """
         TORCH
@@ -559,6 +574,31 @@ LEFT = {
         opt = hvd.DistributedOptimizer(tf.keras.optimizers.Adam(rate))
         callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
         model.fit(x, y, callbacks=callbacks)
+        """,
+    "a training in several functions": """
+        TORCH
+
+        def begin():
+            hvd.init()
+            return hvd.size()
+
+        def share(net, opt):
+            hvd.broadcast_parameters(net.state_dict(), root_rank=0)
+            hvd.broadcast_optimizer_state(opt, root_rank=0)
+
+        def build(size):
+            net = torch.nn.Linear(1, 1)
+            opt = torch.optim.SGD(net.parameters(), lr=0.1 * size)
+            opt = hvd.DistributedOptimizer(opt)
+            share(net, opt)
+            return opt
+
+        def train():
+            size = begin()
+            opt = build(size)
+            print(hvd.rank())
+
+        HorovodRunner(np=2).run(train)
         """,
     "a module whose caller starts Horovod": """
         import horovod.torch as hvd

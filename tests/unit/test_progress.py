@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from horovod_runner.results.run import Run
 from horovod_runner.sinks.progress import Progress
 from horovod_runner.wire.events import Report
 from horovod_runner.wire.measurements import Profile
@@ -46,6 +47,44 @@ def test_a_line_says_how_long_the_rest_will_take(capsys: pytest.CaptureFixture[s
         "HorovodRunner: step 100/460",
         "HorovodRunner: step 120/460, 2 steps/s, 0:02:50 left",
         "HorovodRunner: step 460/460, 18 steps/s",
+    ]
+
+
+def test_a_line_comes_every_ten_seconds_and_at_the_end(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    clock = SimpleNamespace(now=1000.0)
+    for status, last in (("finished", "step 4/4"), ("failed", "step 3/4")):
+        lines = Progress(width=lambda: 0, clock=lambda: clock.now)
+        for seconds, step in ((0, 0), (9, 1), (10, 2), (11, 3)):
+            clock.now = 1000.0 + seconds
+            lines.reports([Report(0, {}, step=step, total_steps=4)])
+        # Of four steps that are counted from 0 the last one is 3.
+        lines.end(Run("1a2b", 1, status=status))
+        shown = [line.split(", ")[0] for line in capsys.readouterr().err.splitlines()]
+        assert shown == [f"HorovodRunner: {text}" for text in ("step 0/4", "step 2/4", last)]
+
+
+def test_what_was_shown_is_not_shown_again_at_the_end(
+    lines: Progress, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines.reports([Report(0, {}, step=4, total_steps=4)])
+    lines.end(Run("1a2b", 1, status="finished"))
+    assert capsys.readouterr().err == "HorovodRunner: step 4/4\n"
+
+
+def test_the_first_five_metrics_are_shown_with_their_latest_values(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lines = Progress(width=lambda: 0, line_seconds=0, clock=lambda: 1000.0)
+    lines.reports([Report(0, dict.fromkeys("abc", 1)), Report(0, {"d": 2, "b": 2.5})])
+    lines.reports([Report(0, {**dict.fromkeys("efg", 3), "a": 0.123456}, epoch=1)])
+    lines.attempt(2)
+    lines.reports([Report(0, {"g": 4})])
+    assert capsys.readouterr().err.splitlines() == [
+        "HorovodRunner: step 2, a=1, b=2.5, c=1, d=2",
+        "HorovodRunner: epoch 1, step 3, a=0.1235, b=2.5, c=1, d=2, e=3",
+        "HorovodRunner: attempt 2, epoch 1, step 1, g=4",
     ]
 
 

@@ -404,3 +404,18 @@ def test_the_command_writes_and_lists_pages(
     assert "write more of the id" in capsys.readouterr().err
     assert cli.main(["report", "-o", "missing/run.html"]) == 1
     assert "-o FILE" in capsys.readouterr().err
+
+
+def test_the_list_shows_how_long_a_run_took(capsys: pytest.CaptureFixture[str]) -> None:
+    for number, seconds in ((4, 3725.4), (5, 60.0), (6, 36_000.6), (7, -1.0)):
+        run = made_up_run(number, 1)
+        run.timings.end = run.timings.queued + seconds
+        keep(run)
+    assert cli.main(["report", "--list"]) == 0
+    shown = {line.split()[0]: line.split()[-1] for line in capsys.readouterr().out.splitlines()[1:]}
+    assert shown == {
+        "00000004": "1:02:05",
+        "00000005": "0:01:00",
+        "00000006": "10:00:01",
+        "00000007": "0:00:00",  # by a clock that was set back
+    }

@@ -215,9 +215,17 @@ def test_lines_of_many_ranks_come_soon_and_none_is_kept(
     sink.output(0, "stdout", "a")
     sink.idle()
     assert capsys.readouterr().out == ""
+    now = 0.9
+    sink.output(1, "stdout", "a")  # it does not prolong the wait of the first one
     now = 1.0
     sink.idle()
-    assert capsys.readouterr().out == "[0] a\n"
+    assert capsys.readouterr().out == "[0-1] a\n"
+    sink.output(0, "stdout", "b")
+    sink.idle()
+    assert capsys.readouterr().out == ""
+    now = 2.0
+    sink.idle()
+    assert capsys.readouterr().out == "[0] b\n"
     sink.output(1, "stdout", "".join(f"line {number}\n" for number in range(1001)))
     assert capsys.readouterr().out.count("[1] ") == 1001
     sink.output(2, "stdout", "the last one")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import socket
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from horovod_runner.driver.launcher import LaunchRequest
 from horovod_runner.launchers.slurm import SlurmLauncher, outcome_lines, read_outcomes
 from horovod_runner.launchers.srun import command
 from horovod_runner.wire.job import Outcome
+from tests.programs import script
 
 HERE = socket.gethostname().split(".")[0]
 
@@ -60,6 +62,24 @@ def test_only_ranks_on_the_drivers_node_share_its_files(
     monkeypatch.setenv("SLURM_JOB_NODELIST", "no.such.node.invalid")
     with pytest.raises(LaunchError, match=r"no\.such\.node\.invalid: .*HOROVOD_GLOO_IFACE"):
         SlurmLauncher()
+
+
+def test_a_list_of_several_nodes_is_read_by_slurms_own_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "node[1-2]")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    refused = pytest.raises(LaunchError, match=r"^`scontrol show hostnames node\[1-2\]` fails: ")
+    with refused:
+        SlurmLauncher()  # there is no such program
+    script(tmp_path / "scontrol", "exit 1")
+    with refused:
+        SlurmLauncher()
+    right = '[ "$*" = "show hostnames node[1-2]" ] || exit 1\n'
+    script(tmp_path / "scontrol", f"{right}echo {HERE}")
+    assert SlurmLauncher().shares_files
+    script(tmp_path / "scontrol", f"{right}echo {HERE}\necho localhost")
+    assert not SlurmLauncher().shares_files
 
 
 def test_dataframes_without_a_shared_folder_are_refused() -> None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import pwd
 import resource
 import socket
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from horovod_runner import LaunchError
 from horovod_runner.host import control_groups
 from horovod_runner.host.control_groups import MemoryLimit
-from horovod_runner.launchers import spark_host
+from horovod_runner.launchers import sessions, spark_host
 from horovod_runner.tools.commands import doctor
 
 
@@ -99,3 +102,48 @@ def test_doctor_names_the_cause_of_a_spark_that_fails_after_its_start(
     *_, found = doctor.examine_folder(str(tmp_path), "local[2]")
     assert (found.name, found.status) == ("Spark", "wrong")
     assert "after its start: RuntimeError: can't start new thread. There may be 64" in found.detail
+
+
+class Builder:
+    """Builds no session, as where Java does not start."""
+
+    def __init__(self, error: str) -> None:
+        self.chosen: list[tuple[str, ...]] = []
+        self._error = error
+
+    def __getattr__(self, name: str) -> Any:
+        def choose(*values: str) -> Builder:
+            self.chosen.append((name, *values))
+            return self
+
+        return self.fail if name == "getOrCreate" else choose
+
+    def fail(self) -> None:
+        raise RuntimeError(self._error)
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [("Java gateway process exited.\n\tat org.A.b(A.java:1)", "exited"), ("", "RuntimeError")],
+)
+def test_a_spark_that_does_not_start_has_its_likely_causes(
+    error: str, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builder = Builder(error)
+    session = SimpleNamespace(active=builder.fail, builder=builder)
+    monkeypatch.setitem(sys.modules, "pyspark.sql", SimpleNamespace(SparkSession=session))
+    with pytest.raises(RuntimeError):  # nothing is known of it: Spark's own error
+        sessions.find_session()
+    with pytest.raises(LaunchError, match=rf"yarn: .*{shown}\. Check the master's URL\.$"):
+        sessions.open_session("yarn", "mine", [("spark.a", "1"), ("spark.b", "2")])
+    settings = [("config", "spark.a", "1"), ("config", "spark.b", "2")]
+    assert builder.chosen == [("appName", "mine"), *settings, ("master", "yarn")]
+    monkeypatch.setattr(control_groups, "process_limit", lambda: 100)
+    with pytest.raises(LaunchError, match=rf"start: .*{shown}\. There may be 100 processes"):
+        sessions.find_session()
+    with pytest.raises(LaunchError, match=rf"yarn: .*{shown}\. There may be 100 processes"):
+        sessions.open_session("yarn", "mine")
+    # The Java of a Connect server is on another host.
+    with pytest.raises(LaunchError, match=rf"sc://a: .*{shown}\. Check the master's URL\.$"):
+        sessions.open_session("sc://a", "mine")
+    assert builder.chosen[-1] == ("remote", "sc://a")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Sequence
@@ -38,6 +39,7 @@ from horovod_runner.driver.detached.served import CalledFolder
 from horovod_runner.driver.detached.stand_in import StandIn
 from horovod_runner.driver.launcher import LaunchRequest
 from horovod_runner.driver.requests import Requests
+from horovod_runner.host import network
 from horovod_runner.host.folders.local import LocalFolder
 from horovod_runner.launchers.detached import Detached
 from horovod_runner.launchers.local import LocalLaunch, LocalLauncher
@@ -432,3 +434,32 @@ def test_tasks_that_do_not_all_meet_give_up() -> None:
     with pytest.raises(LaunchError, match=r" 2 tasks .* 0\.1 s .*HOROVOD_RUNNER_DRIVER_HOST"):
         Detached(job, meeting.task(0)).__enter__()
     meeting.barrier.abort()
+
+
+@pytest.mark.parametrize(
+    ("tasks", "default", "address"),
+    [
+        (["a:1"], "", "seen from a"),
+        (["a:1", "a:2", "b:1", "c:1"], "", "seen from b"),
+        (["a:1", "unknown:1"], "10.0.0.1", "10.0.0.1"),
+        (["a:1", "unknown:1"], "", f"seen from {socket.gethostname()}"),
+    ],
+)
+def test_the_stand_in_has_the_address_that_the_other_hosts_see(
+    tasks: Sequence[str], default: str, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def towards(peer: str) -> str:
+        if peer == "unknown":
+            raise OSError
+        return f"seen from {peer}"
+
+    class Asked(Detached):
+        def start_stand_in(self, host: str) -> StandIn:
+            raise LookupError(host)
+
+    monkeypatch.setattr(network, "address_towards", towards)
+    monkeypatch.setattr(network, "default_address", lambda: default)
+    task = Meeting(1).task(0)
+    task.getTaskInfos = lambda: [SimpleNamespace(address=each) for each in tasks]
+    with pytest.raises(LookupError, match=f"^{address}$"):
+        Asked(Job("test", 1, Options(np=1), b""), task).__enter__()

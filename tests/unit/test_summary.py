@@ -74,6 +74,67 @@ def test_the_machine_has_the_names_of_mlflows_system_metrics() -> None:
     assert "system/rank0/gpu_utilization_percentage" not in numbers
 
 
+def test_each_number_of_a_machine_has_its_unit() -> None:
+    summary = Summary()
+    seen = machine(
+        *(0, 0),
+        cores=2.0,
+        own_cores=1.5,
+        throttled=0.5,
+        memory=3_000_000,
+        memory_limit=8_000_000,
+        free_memory=6_000_000,
+        disk=20_000_000,
+        swapped=5_000_000,
+        network=9_000_000,
+        received=2_000_000,
+        gpus=2,
+        gpu_busy=0.25,
+        gpu_memory=4_000_000,
+        gpu_memory_limit=16_000_000,
+    )
+    summary.add_machine(seen)
+    numbers = {
+        "process_memory_megabytes": 3.0,
+        "process_cpu_cores": 1.5,
+        "cpu_throttled_percentage": 10.0,
+        "system_memory_usage_megabytes": 2.0,
+        "system_memory_usage_percentage": 25.0,
+        "gpu_utilization_percentage": 25.0,
+        "gpu_memory_usage_megabytes": 4.0,
+        "gpu_memory_usage_percentage": 25.0,
+        "disk_megabytes_per_second": 4.0,
+        "swap_megabytes_per_second": 1.0,
+        "cpu_utilization_percentage": 25.0,
+        "network_receive_megabytes": 2.0,
+        "network_transmit_megabytes": 7.0,
+    }
+    assert summary.take() == {f"system/rank0/{name}": value for name, value in numbers.items()}
+    # Of what is not known there is no number, and of a host only its first rank tells.
+    unknown = structs.replace(
+        seen, memory_limit=0, gpus=0, gpu_memory_limit=0, host_cores=0, seconds=0.0, throttled=0.0
+    )
+    summary.add_machine(unknown)
+    absent = ("cpu_utilization", "system_memory", "gpu_")
+    assert set(summary.take()) == {
+        f"system/rank0/{name}" for name in numbers if not name.startswith(absent)
+    }
+    summary.add_machine(structs.replace(seen, host_rank=1))
+    of_host = ("cpu_utilization", "disk_", "swap_", "network_")
+    assert set(summary.take()) == {
+        f"system/rank0/{name}" for name in numbers if not name.startswith(of_host)
+    }
+
+
+def test_what_is_blocked_counts_as_waiting_and_no_time_is_negative() -> None:
+    summary = Summary()
+    summary.add_profile(profile(0, waiting=0.1, blocked=0.3, moving=0.7))
+    numbers = summary.take()
+    assert numbers["profile/rank0/waiting_ms"] == pytest.approx(40.0)
+    assert "profile/rank0/blocked_ms" not in numbers
+    assert numbers["profile/rank0/compute_ms"] == 0.0
+
+
 def test_a_thousand_ranks_need_no_more_numbers_than_two() -> None:
     counts = []
     for size in (2, 1000):
@@ -109,7 +170,7 @@ def test_the_files_hold_tables_diagnosis_and_flame_graphs(
     assert [(row["rank"], row["data"]) for row in rows] == [("0", "0.3"), ("1", "0.3")]
 
 
-@pytest.mark.parametrize("kind", ["lines", "short lines", "reports"])
+@pytest.mark.parametrize("kind", ["lines", "short lines", "reports", "profiles", "stacks"])
 def test_what_waits_for_a_slow_sink_has_a_limit(kind: str) -> None:
     notices: list[str] = []
     called, go_on = threading.Event(), threading.Event()
@@ -126,6 +187,12 @@ def test_what_waits_for_a_slow_sink_has_a_limit(kind: str) -> None:
         def report(self, report: Report) -> None:
             heard["report"] += 1
 
+        def profile(self, profile: Profile) -> None:
+            heard["profile"] += 1
+
+        def lines(self, lines: Lines) -> None:
+            heard["lines"] += 1
+
         def notice(self, text: str) -> None:
             heard["notice"] += 1
 
@@ -140,8 +207,15 @@ def test_what_waits_for_a_slow_sink_has_a_limit(kind: str) -> None:
     elif kind == "short lines":
         for _ in range(150_000):
             fan_out.tell(Output(0, "stdout", ""))
-    else:
+    elif kind == "reports":
         fan_out.reports([report] * 1000)
+    elif kind == "profiles":
+        for _ in range(100):
+            fan_out.tell(Profile(0, 0.0, 1.0, arrivals=[(0, 0, 0)] * 10_000))
+    else:
+        stacks = Lines(0, 10, ["a"] * 5000, [[0]] * 5000, [1] * 5000)
+        for _ in range(100):
+            fan_out.tell(stacks)
     fan_out.notice("comes all the same")
     go_on.set()
     fan_out.close()
@@ -149,6 +223,8 @@ def test_what_waits_for_a_slow_sink_has_a_limit(kind: str) -> None:
         "lines": (64, 200),
         "short lines": (100_000, 150_000),
         "reports": (672, 1000),  # of 100 kB each
+        "profiles": (34, 100),  # of 2 MB each
+        "stacks": (68, 100),  # of 1 MB each
     }[kind]
     assert heard.total() == most + 1
     assert heard["notice"] == 1

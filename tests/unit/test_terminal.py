@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 
 import pytest
 
 from horovod_runner.common.text import broken
+from horovod_runner.sinks.streams import stdout_to_stderr
 from horovod_runner.sinks.terminal import TerminalSink
 from tests.stand_ins import KERNEL
 
@@ -77,6 +79,15 @@ def test_a_process_without_stdout_prints_nothing() -> None:
         sink = TerminalSink(2)
         sink.output(0, "stdout", "line\n")
         sink.notice("notice")
+
+
+def test_what_a_child_process_prints_goes_to_stderr_for_a_time(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with stdout_to_stderr():
+        subprocess.run(["echo", "from Java"], check=True)
+    subprocess.run(["echo", "a result"], check=True)
+    assert capfd.readouterr() == ("a result\n", "from Java\n")
 
 
 def test_a_narrow_terminal_leaves_room_beside_the_indent() -> None:
