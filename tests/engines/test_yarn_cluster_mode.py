@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from horovod_runner import load_run
+from horovod_runner.checkpoints.checkpoint import find_complete
 from horovod_runner.host.folders.opening import open_folder
 from tests.engines.hadoop import ROOT, Hadoop
 from tests.engines.test_yarn import settings
@@ -68,7 +69,7 @@ def test_the_second_attempt_of_the_application_resumes_from_hdfs(
     environment = {key: value for key, value in os.environ.items() if key != "PYSPARK_PYTHON"}
     folder = open_folder(_FOLDER)
     with Program(submit(hadoop, archive), env=environment) as submitted:
-        while not any("step-3" in name and name.endswith(".json") for name in folder.names()):
+        while not find_complete(folder):
             assert submitted.poll() is None
             time.sleep(0.5)
         (master,) = application_masters()
