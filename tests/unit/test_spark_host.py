@@ -98,7 +98,7 @@ def test_doctor_names_the_cause_of_a_spark_that_fails_after_its_start(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(doctor, "open_session", lambda *_: OutOfThreads())
-    monkeypatch.setattr(spark_host, "_process_limits", lambda: [64])
+    monkeypatch.setattr(control_groups, "process_limit", lambda: 64)
     *_, found = doctor.examine_folder(str(tmp_path), "local[2]")
     assert (found.name, found.status) == ("Spark", "wrong")
     assert "after its start: RuntimeError: can't start new thread. There may be 64" in found.detail
