@@ -40,7 +40,7 @@ def changed_lines(here: Path, there: Path) -> set[tuple[str, int]]:
 def with_functions(there: Path, changed: set[tuple[str, int]]) -> Iterator[set[tuple[str, int]]]:
     """The changed lines; then those of the functions around them, the innermost first.
 
-    TensorFlow makes code of its own from a function of a graph, so that its lines never run.
+    TensorFlow rewrites the function of a graph, so the lines in the file itself never run.
     """
     yield changed
     ((file, line), *_) = changed

@@ -110,7 +110,7 @@ def test_each_number_of_a_machine_has_its_unit() -> None:
         "network_transmit_megabytes": 7.0,
     }
     assert summary.take() == {f"system/rank0/{name}": value for name, value in numbers.items()}
-    # Of what is not known there is no number, and of a host only its first rank tells.
+    # A value that is not known has no number; only the first rank of a host reports for the host.
     unknown = structs.replace(
         seen, memory_limit=0, gpus=0, gpu_memory_limit=0, host_cores=0, seconds=0.0, throttled=0.0
     )

@@ -61,8 +61,8 @@ class StoredRun:
     ) -> tuple[Trained, Run | None]:
         """Train on all ranks, with a training that ``Training.for_ranks`` returned.
 
-        ``written`` says whether the store has the rows already: under ``number``, or at its own
-        paths if that is None.
+        ``written`` says whether the store has the rows already: under ``number``, or, where
+        ``number`` is None, at its own paths.
 
         Returns:
             Rank 0's value, and the record of the run: None with a backend of the user's own.

@@ -25,7 +25,7 @@ class Choice:
 
 
 def choose(ranks: Ranks | None, where: Place | None, data: Any) -> Choice:
-    """Choose by what there is; the arguments are those of :func:`horovod_runner.fit`.
+    """Choose where to train; the arguments are those of :func:`horovod_runner.fit`.
 
     Raises:
         TypeError: ``ranks`` is neither a whole number nor two.

@@ -82,7 +82,7 @@ class _Moments:
         self._total = found if self._total is None else _added(self._total, found)
 
     def state(self) -> Any:
-        """What this rank has counted, or None if it got no rows."""
+        """The counts of this rank; None if it got no rows."""
         return self._total
 
     def finish(self, states: Sequence[Any]) -> None:
