@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 import msgspec
 
-from horovod_runner.wire.events import Report
+from horovod_runner.wire.events import MOST_LEFT_OUT, Report
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,7 +23,6 @@ MAX_ROWS: Final = 1 << 20
 MAX_CELLS: Final = 1 << 24
 # Further metrics of a rank get no column.
 MAX_METRICS: Final = 1 << 12
-_MOST_DROPPED: Final = 1 << 62  # a hostile rank may say any number
 
 
 class _Array(array):  # type: ignore[type-arg]  # array[int] needs Python 3.12
@@ -162,7 +161,7 @@ class MetricRows(msgspec.Struct):
     def note(self, reports: Sequence[Report]) -> None:
         """Keep what stays known of reports that get no row."""
         for report in reports:
-            self.dropped = min(self.dropped + report.left_out, _MOST_DROPPED)
+            self.dropped = min(self.dropped + report.left_out, MOST_LEFT_OUT)
             if len(self.latest) < MAX_METRICS:
                 self.latest.update(report.metrics)
             else:

@@ -8,7 +8,7 @@ write its class here and put it into the union below; send it; and show it, in a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -17,6 +17,7 @@ from horovod_runner.wire.marker import Marker
 
 Status = Literal["running", "finished", "failed", "cancelled"]
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+MOST_LEFT_OUT: Final = 2**62  # what adds such numbers stops there, so that they fit into 64 bits
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -78,7 +79,7 @@ class Report(Event, frozen=True, gc=False):
     step: Int64 | None = None
     epoch: Int64 | None = None
     time: float = 0.0
-    left_out: int = 0
+    left_out: Annotated[int, msgspec.Meta(ge=0, le=MOST_LEFT_OUT)] = 0
     total_steps: Int64 | None = None
 
 

@@ -55,6 +55,7 @@ from horovod_runner.sinks.progress import Progress
 from horovod_runner.sinks.sink import Sink
 from horovod_runner.sinks.terminal import TerminalSink
 from horovod_runner.wire.events import (
+    MOST_LEFT_OUT,
     AttemptBegan,
     Began,
     Notice,
@@ -69,7 +70,7 @@ from horovod_runner.wire.job import Job, Outcome, Record
 from horovod_runner.wire.job_file import CheckpointPlan, leave_file, remove_leave_files
 from horovod_runner.wire.marker import Marker, file_name
 from horovod_runner.wire.measurements import Lines, Machine, Note, Profile
-from horovod_runner.wire.messages import Alive, FilePart, Stall
+from horovod_runner.wire.messages import Alive, FilePart, Stall, decode_batch
 from horovod_runner.wire.spool import Spool
 from horovod_runner.worker import reporter as reporter_
 from horovod_runner.worker.checks import notes
@@ -474,6 +475,20 @@ def test_a_stand_in_without_a_journal_keeps_the_latest_and_says_how_many_are_mis
     pending = keeper._left_out
     assert sum(1 + each.left_out for each in reports) + pending == 10 * 11_000
     assert not keeper._in_parts
+
+
+def test_counts_of_left_out_reports_that_a_rank_makes_up_fit_into_64_bits() -> None:
+    for count in (-1, MOST_LEFT_OUT + 1):
+        with pytest.raises(msgspec.ValidationError, match="Expected `int`"):
+            decode_batch(frame(msgspec.msgpack.encode(Report(0, {}, left_out=count))))
+    keeper = Keeper(capacity=Capacity(reports=3))
+    keeper.reports([Report(0, {}, step, left_out=MOST_LEFT_OUT) for step in range(20)])
+    kept = [each for each in keeper.kept if isinstance(each, Report)]
+    assert kept
+    assert [each.left_out for each in kept] == [MOST_LEFT_OUT] * len(kept)
+    metrics = Metrics(1)
+    metrics.extend(kept, 1)
+    assert MOST_LEFT_OUT <= metrics.ranks[0].dropped < 2**63
 
 
 def test_a_journal_of_very_many_files_has_few_at_a_time(

@@ -164,7 +164,8 @@ class Keeper(Observer):
             self._left_out += 1 + report.left_out
             return
         if self._left_out:
-            report = msgspec.structs.replace(report, left_out=report.left_out + self._left_out)
+            left_out = min(report.left_out + self._left_out, events.MOST_LEFT_OUT)
+            report = msgspec.structs.replace(report, left_out=left_out)
             self._left_out = 0
         self._reports.append(report)
         self._numbers += len(report.metrics)
