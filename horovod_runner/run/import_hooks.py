@@ -243,6 +243,11 @@ IMPORT_HOOKS: Final = (
         ".worker.checks.calls:watch_torch_save",
         "files that several ranks save are not noticed",
     ),
+    _in_ranks(
+        "torch.utils.data.dataloader",
+        ".worker.profiling.loader:loaders.watch",
+        "the time that a rank waits for a DataLoader is not measured",
+    ),
     ImportHook(
         "torch.utils.data.distributed",
         ".worker.checks.calls:watch_sampler",

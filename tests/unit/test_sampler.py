@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -113,9 +115,20 @@ def test_there_are_ten_to_fifty_looks_a_second(look_cpu: float, seconds: float) 
     assert settled(look_cpu) == seconds
 
 
-def test_a_process_of_a_dataloader_hands_over_each_look_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def process_of_dataloader(watch: LoaderWatch, loop: Callable[[], object]) -> Callable[[], None]:
+    """What a DataLoader process of a watched torch runs, in place of torch's own loop."""
+    worker: Any = SimpleNamespace(_worker_loop=loop)
+    module = SimpleNamespace(
+        DataLoader=type("DataLoader", (), {"__iter__": None}),
+        _BaseDataLoaderIter=type("_BaseDataLoaderIter", (), {"__next__": None}),
+        _utils=SimpleNamespace(worker=worker),
+    )
+    watch.watch(module)
+    looking: Callable[[], None] = worker._worker_loop
+    return looking
+
+
+def test_a_process_of_a_dataloader_hands_over_each_look_once() -> None:
     now = 0.0
     much_later = threading.Event()
 
@@ -127,16 +140,20 @@ def test_a_process_of_a_dataloader_hands_over_each_look_once(
             much_later.set()
         return now
 
-    worker = SimpleNamespace(_worker_loop=much_later.wait)
-    module = SimpleNamespace(
-        DataLoader=type("DataLoader", (), {"__iter__": None}),
-        _BaseDataLoaderIter=type("_BaseDataLoaderIter", (), {"__next__": None}),
-        _utils=SimpleNamespace(worker=worker),
-    )
-    monkeypatch.setitem(sys.modules, "torch.utils.data.dataloader", module)
     watch = LoaderWatch(monotonic)
-    watch.watch()
-    worker._worker_loop()
+    loop = process_of_dataloader(watch, much_later.wait)
+    watch.look()
+    loop()
     watch.read()
     assert 20e6 < watch.total <= now * 1e6
     assert sum(watch.stacks.values()) == watch.total
+
+
+def test_a_process_of_a_dataloader_does_not_look_where_nobody_reads() -> None:
+    threads: list[str] = []
+    loop = process_of_dataloader(
+        LoaderWatch(), lambda: threads.extend(each.name for each in threading.enumerate())
+    )
+    loop()
+    assert threads
+    assert not [name for name in threads if "lines" in name]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import sys
 import threading
 import time
 from collections import Counter
@@ -42,7 +41,7 @@ _decode: Final = msgspec.msgpack.Decoder(_SeenLines).decode
 
 
 class LoaderWatch:
-    """Watches the DataLoaders of this process, once torch is imported.
+    """Watches the DataLoaders of this process.
 
     Attributes:
         cells: numbers in the first part of these batches.
@@ -56,29 +55,20 @@ class LoaderWatch:
         self.cells = 0
         self.total = 0
         self.stacks: Counter[Stack] = Counter()
-        self._is_watching = False
         self._file = -1
         self._position = 0
 
-    def watch(self) -> None:
-        """Begin, if torch's DataLoader is imported by now; may be called at any time."""
-        if self._is_watching:
-            return
-        module = sys.modules.get("torch.utils.data.dataloader")
-        # Another thread may be importing it at this moment.
-        importing = getattr(getattr(module, "__spec__", None), "_initializing", False)
-        if importing or not hasattr(module, "DataLoader"):
-            return
-        self._is_watching = True
-        self._time(module)
-        worker: Any = getattr(getattr(module, "_utils", None), "worker", None)
-        if hasattr(worker, "_worker_loop") and hasattr(os, "memfd_create"):
+    def look(self) -> None:
+        """Let processes that start from now on look at their lines, for :meth:`read`."""
+        if self._file < 0 and hasattr(os, "memfd_create"):
             self._file = os.memfd_create("horovod_runner-lines")
             fcntl.fcntl(self._file, fcntl.F_SETFL, os.O_APPEND)
-            worker._worker_loop = _LookingLoop(worker._worker_loop, self._file, self._monotonic)
 
-    def _time(self, module: Any) -> None:
-        """Time the calls that wait: for the first batch, which starts processes, and the next."""
+    def watch(self, module: Any) -> None:
+        """Time the calls that wait: for the first batch, which starts processes, and the next.
+
+        Called with ``torch.utils.data.dataloader`` when that is imported.
+        """
 
         @instead_of(module.DataLoader, "__iter__")
         def begin(plain: Any, loader: Any) -> Any:
@@ -92,6 +82,12 @@ class LoaderWatch:
             self.batches += 1
             self.cells += cells(batch)
             return batch
+
+        worker = module._utils.worker
+        worker._worker_loop = _LookingLoop(worker._worker_loop, self._look_at_lines)
+
+    def _look_at_lines(self) -> _OwnLines | None:
+        return None if self._file < 0 else _OwnLines(self._file, self._monotonic)
 
     def read(self) -> None:
         """Add what the processes have written."""
@@ -115,17 +111,17 @@ class _LookingLoop:
     Where processes are started anew and not forked, the file is not theirs, and nobody looks.
     """
 
-    def __init__(self, loop: Any, file: int, monotonic: Callable[[], float]) -> None:
+    def __init__(self, loop: Any, look: Callable[[], _OwnLines | None]) -> None:
         self._loop = loop
-        self._file = file
-        self._monotonic = monotonic
+        self._look = look
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        lines = _OwnLines(self._file, self._monotonic)
+        lines = self._look()
         try:
             self._loop(*args, **kwargs)
         finally:
-            lines.finish()
+            if lines is not None:
+                lines.finish()
 
     def __reduce__(self) -> Any:
         return _torch_loop, ()
@@ -173,3 +169,6 @@ class _OwnLines:
         seen = _SeenLines(self._sampler.total, [(list(stack), count) for stack, count in stacks])
         os.write(self._file, frame(_encode(seen)))
         self._sampler = Sampler(clock=self._monotonic)
+
+
+loaders: Final = LoaderWatch()

@@ -18,7 +18,7 @@ from horovod_runner.wire.measurements import UNKNOWN, Lines, Profile, Thread, Wa
 from horovod_runner.worker.profiling.clock import clock
 from horovod_runner.worker.profiling.collectives import TORCH_SET, Collective, CollectiveLog, chosen
 from horovod_runner.worker.profiling.flight_recorder import FlightRecorder
-from horovod_runner.worker.profiling.loader import LoaderWatch
+from horovod_runner.worker.profiling.loader import loaders
 from horovod_runner.worker.profiling.sampler import LOOK_SECONDS, Pace, Sampler, Stack
 from horovod_runner.worker.profiling.steps import optimizer_steps
 
@@ -61,7 +61,6 @@ class Profiler:
         self._waits_due = 0.0
         self._sampler = Sampler(outermost)
         self._look_seconds = LOOK_SECONDS  # between two looks of this summary
-        self._loader = LoaderWatch()
         self._collectives = CollectiveLog()
         self._flight_recorder = flight_recorder or FlightRecorder()
         self._unsent: list[Collective] = []
@@ -75,7 +74,7 @@ class Profiler:
         # Held until the end. A lock is quicker to wait for than an Event.
         self._running = threading.Lock()
         self._running.acquire()
-        self._loader.watch()  # a forked rank has torch, and may use a DataLoader at once
+        loaders.look()
         self._thread.start()
 
     def _run(self) -> None:
@@ -98,7 +97,6 @@ class Profiler:
                 self._sampler.look_at_others()
             due = max(due + pace.seconds, now)  # not several looks at once after a pause
             self._sampler.look()
-            self._loader.watch()
             if now >= window:
                 self._summarize()
                 pace.adjust()
@@ -182,13 +180,13 @@ class Profiler:
             monotonic,
             steps={
                 "optimizer": optimizer_steps.count,
-                "batches": max(clock.batches, self._loader.batches),
+                "batches": max(clock.batches, loaders.batches),
                 "reports": clock.reports,
                 "reductions": totals.most,
             },
             spent={**clock.seconds, "waiting": totals.waiting, "moving": totals.moving},
             stages=dict(clock.stages),
-            cells=max(clock.cells, self._loader.cells),
+            cells=max(clock.cells, loaders.cells),
             threads=_torch_threads(),
             bytes=totals.bytes + of_torch.bytes,
             collectives=totals.collectives + of_torch.count,
@@ -201,12 +199,12 @@ class Profiler:
         )
 
     def _send_all_lines(self) -> None:
-        sampler, loader = self._sampler, self._loader
-        loader.read()
+        sampler = self._sampler
+        loaders.read()
         seen: list[tuple[Thread, int, Mapping[Stack, int]]] = [
             ("main", sampler.total, sampler.stacks()),
             ("others", sampler.late_looks, sampler.stacks_of_others()),
-            ("loader", loader.total, loader.stacks),
+            ("loader", loaders.total, loaders.stacks),
         ]
         for thread, total, stacks in seen:
             if total:
