@@ -173,7 +173,7 @@ test-petastorm-beside: $(if $(PYTHON_PETASTORM),$(PETASTORM)/.ready)
 # too, and what the quick suite has of them: half as much work again.
 coverage: $(MAIN)/.ready
 	rm -rf .lines
-	COVERAGE_CORE=sysmon $(MAKE) test-main TOGETHER='$(TOGETHER) -p tests.lines_by_test --lines-by-test .lines'
+	COVERAGE_CORE=sysmon $(MAKE) PACKAGES=packages test-main TOGETHER='$(TOGETHER) -p tests.lines_by_test --lines-by-test .lines'
 	$(MAIN)/bin/coverage combine --data-file=.lines/.coverage .lines
 	$(MAIN)/bin/coverage report --data-file=.lines/.coverage --fail-under=90
 	$(MAIN)/bin/python -m tests.choose .lines
