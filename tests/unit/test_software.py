@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from horovod_runner import LaunchError, __version__
+from horovod_runner.common.slots import Offer
 from horovod_runner.host.software import (
     SharedMemory,
     choose_controller,
@@ -129,6 +130,13 @@ def test_without_mpi_on_a_host_gloo_is_chosen_and_the_reason_said(
     assert re.search(why, text)
     with pytest.raises(LaunchError, match=rf"cpu_collectives='mpi' .*{why}"):
         choose_controller("mpi", {"a": MPICH, "b": b}, memory)
+
+
+def test_mpi_is_chosen_on_a_host_that_does_not_tell_its_shared_memory() -> None:
+    offer = Offer(0, "a", "a", "10.0.0.1", "eth0")
+    memory = {"a": SharedMemory(offer.shared_memory, 64)}
+    controller, _ = choose_controller("auto", {"a": MPICH}, memory)
+    assert controller == "mpi"
 
 
 def test_equal_hosts_and_other_patch_releases_of_python_give_no_warning() -> None:
