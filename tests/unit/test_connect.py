@@ -133,6 +133,14 @@ def launcher(session: Any, notices: list[str] | None = None, **options: Any) -> 
     return SparkLauncher(session, options.pop("timeout", 0.0), told.append, **options)
 
 
+def test_a_resource_profile_requires_spark_4() -> None:
+    session, profile = Classic({"spark.master": "yarn"}), SimpleNamespace(taskResources={})
+    launcher(session, profile=profile, cancelled=threading.Event())
+    session.version = "3.5.9"
+    with pytest.raises(ValueError, match=r"requires Spark 4\.0 or later, and this is 3\.5\.9"):
+        launcher(session, profile=profile, cancelled=threading.Event())
+
+
 def has_slots(monkeypatch: pytest.MonkeyPatch, count: int | None) -> None:
     # No argument: what Spark tells cannot be given to a launcher.
     monkeypatch.setattr(spark, "_count_slots", lambda *_: count)

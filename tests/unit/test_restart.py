@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod_runner import HangError, LaunchError, RankFailedError, SlotError
+from horovod_runner import CheckpointError, HangError, LaunchError, RankFailedError, SlotError
 from horovod_runner.driver.restarts import End, RestartPolicy, end_of
 
 _LOST = RankFailedError("", rank=1, exit_code=-9)
@@ -91,6 +91,13 @@ def test_no_run_is_attempted_more_often_than_said(
 def test_the_same_line_with_other_numbers_in_its_text_is_the_same_place() -> None:
     assert end_of(_of_user("loss is nan at step 10"), 0) == end_of(_of_user("at 20"), 0)
     assert end_of(_A, 0) != end_of(_B, 0)
+
+
+def test_an_error_of_the_run_itself_has_its_text_for_a_place() -> None:
+    full, gone = CheckpointError("the disk is full"), CheckpointError("the folder is gone")
+    assert end_of(full, 0) == end_of(CheckpointError(str(full)), 0)
+    assert end_of(full, 0) != end_of(gone, 0)
+    assert end_of(ValueError("at step 10"), 0) == end_of(ValueError("at step 20"), 0)
 
 
 @pytest.mark.parametrize(

@@ -234,6 +234,18 @@ def test_a_long_warm_up_is_named_and_does_not_count_as_the_training() -> None:
     assert "10.8 s less in all, at most" in str(found)
 
 
+@pytest.mark.parametrize(("data", "first"), [(0.2, "warm-up"), (0.4, "data")])
+def test_what_costs_the_larger_part_of_the_run_comes_first(data: float, first: str) -> None:
+    """The first steps cost 15 of 44 s; waiting for data its part of each third of a second."""
+    slowly = [
+        windows(rank, count=22, steps={"optimizer": 1}, data=data)
+        + windows(rank, count=44, steps={"optimizer": 3}, data=data)[22:]
+        for rank in (0, 1)
+    ]
+    found = [finding.cause for finding in diagnose(run_of(*slowly)).findings]
+    assert (found[0], {*found}) == (first, {"warm-up", "data"})
+
+
 def test_collectives_of_torch_are_compared_by_the_clocks_of_the_hosts() -> None:
     """Of them only the begin on each rank is known, by its host's clock."""
     profile = RunProfile()
