@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.choose import Test
 from tests.mutation import covering, run
 
 SOURCE = """
@@ -53,6 +54,17 @@ def test_the_changed_lines_are_those_of_the_unchanged_file(package: Path, tmp_pa
     changed.parent.mkdir(parents=True)
     changed.write_text(SOURCE.replace("+ 1", "- 1"))
     assert covering.changed_lines(other, tmp_path) == {("room/least.py", 6)}
+
+
+def test_tests_that_look_at_another_ones_run_come_after_it() -> None:
+    lines = frozenset({("room/least.py", 6)})
+    dear, cheap = Test("a.py::dear", 9.0, lines, frozenset()), Test("b.py", 1.0, lines, frozenset())
+    looks, other, slow = (
+        Test(name, seconds, frozenset(), frozenset())
+        for name, seconds in (("a.py::looks", 0.1), ("c.py::other", 0.1), ("a.py::slow", 2.0))
+    )
+    chosen = covering.with_sharers([dear, cheap], [looks, other, slow, dear, cheap])
+    assert [*chosen] == [cheap, dear, looks]
 
 
 def test_scores_name_what_was_missed_and_leave_out_what_changes_nothing() -> None:
