@@ -110,6 +110,15 @@ def test_counters_say_where_each_second_goes(tmp_path: Path) -> None:
     assert counts["steps", last] == {"per second": 0.0}  # nothing after the last summary
 
 
+def test_what_was_measured_in_no_time_is_not_counted(tmp_path: Path) -> None:
+    run = run_on_two_hosts()
+    run.profile.add_machine(Machine(0, clock(0, 14), 0.0, cores=9.0))
+    events, _ = merged(run, tmp_path)
+    busy = [e["args"]["busy"] for e in events if e["ph"] == "C" and e["name"] == "cores"]
+    assert busy
+    assert 9.0 not in busy
+
+
 def test_ranks_of_a_host_share_its_clock(tmp_path: Path) -> None:
     run = run_on_two_hosts()
     run.ranks = [rank._replace(host="a") for rank in run.ranks]
