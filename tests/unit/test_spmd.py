@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -349,3 +350,13 @@ def test_an_elastic_job_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOROVOD_ELASTIC", "1")
     with pytest.raises(LaunchError, match="--min-np"):
         StoreMeeting()
+
+
+def test_a_rendezvous_server_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    given = {"RANK": 0, "SIZE": 2, "GLOO_RENDEZVOUS_ADDR": "127.0.0.1"}
+    for name, value in {**given, "GLOO_RENDEZVOUS_PORT": port}.items():
+        monkeypatch.setenv(f"HOROVOD_{name}", str(value))
+    with pytest.raises(LaunchError, match=r"rendezvous server does not answer: .*refused"):
+        StoreMeeting().allgather(b"")
