@@ -101,6 +101,18 @@ def test_messages_arrive_in_order_in_both_directions(
     assert link.wait(_SECONDS) == [messages.Stop("enough")]
 
 
+def test_a_task_that_connects_again_takes_the_place_of_its_former_connection(
+    channel: Channel, connect: Callable[..., Link]
+) -> None:
+    """The driver may not know yet that the former one is broken."""
+    for name in ("before", "after"):
+        link = connect(task=1)
+        link.put(events.Log(0, name))
+        assert collect(channel, 1, link) == [events.Log(0, name)]
+    channel.send(1, messages.Stop("enough"))
+    assert link.wait(_SECONDS) == [messages.Stop("enough")]
+
+
 def test_messages_wait_on_the_rank_while_the_driver_receives_none(
     channel: Channel, connect: Callable[..., Link]
 ) -> None:

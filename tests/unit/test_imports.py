@@ -5,15 +5,20 @@ from __future__ import annotations
 import ast
 import gc
 import importlib.util
+import inspect
 import os
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from horovod_runner.run.import_hooks import IMPORT_HOOKS
 from horovod_runner.worker.imports import hooks
+from horovod_runner.worker.imports.patches import instead_of
 from tests.programs import ROOT, run_python
 
 # A framework, as its versions are: `tools` has what hooks change.
@@ -85,6 +90,33 @@ def test_a_hook_runs_before_the_package_takes_names_of_its_module(frameworks: Fr
         "print(fastnet.add(1, 2))",
     )
     assert out == "-1"
+
+
+def test_a_hook_runs_where_another_finder_finds_the_module_first(frameworks: Frameworks) -> None:
+    frameworks.add(init="import fastnet.ops", ops=OPS)
+    out = frameworks.run(
+        "import sys",
+        "from importlib.machinery import PathFinder",
+        "sys.meta_path.insert(0, PathFinder())",  # as an editable install has one
+        "install([ImportHook('fastnet.ops', 'checks:change', 'nothing is added')])",
+        "import fastnet",
+        "print(fastnet.ops.add(1, 2))",
+    )
+    assert out == "-1"
+
+
+def test_a_changed_function_keeps_its_name_its_text_and_its_arguments() -> None:
+    module = SimpleNamespace(clip=textwrap.shorten)
+    plain = inspect.signature(module.clip)
+
+    @instead_of(module, "clip")
+    def clip(plain: Any, *args: Any, **options: Any) -> Any:
+        return plain(*args, **options).upper()
+
+    assert module.clip("a text", 20) == "A TEXT"
+    assert module.clip.__name__ == "shorten"
+    assert module.clip.__doc__ == textwrap.shorten.__doc__
+    assert inspect.signature(module.clip) == plain
 
 
 def test_a_gone_attribute_costs_its_hook_alone_and_is_told_once(frameworks: Frameworks) -> None:
