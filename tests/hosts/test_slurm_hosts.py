@@ -34,7 +34,7 @@ print("rank", hvd.rank(), "local", hvd.local_rank(), "of", hvd.local_size(), "on
 
 _SHRINKING = """
 import os, subprocess, tempfile
-from horovod_runner import ClusterConfig, HorovodRunner, commit, current_attempt, load_checkpoint
+from horovod_runner import ClusterConfig, HorovodRunner, commit, load_checkpoint
 
 def main():
     import horovod.torch as hvd, torch
@@ -45,7 +45,7 @@ def main():
         hvd.allreduce(torch.ones(1), name="step")
         sizes.append(hvd.size())
         commit({"sizes": sizes}, len(sizes))
-        if current_attempt() == 1 and len(sizes) == 5 and hvd.rank() == 0:
+        if sizes.count(4) == 5 and hvd.rank() == 0:  # fewer may begin, before the others have come
             job = "JobId=" + os.environ["SLURM_JOB_ID"]
             shrink = ["scontrol", "update", job, "NodeList=host-a"]
             subprocess.run(shrink, cwd=tempfile.gettempdir(), check=True)
@@ -130,7 +130,7 @@ def test_a_run_goes_on_in_an_allocation_that_is_shrunk(
     script.write_text(_SHRINKING)
     done = on_login_node(sys.executable, str(script))
     assert done.returncode == 0, done.stderr
-    assert re.search(r"sizes \[[23], 4\] host-a", done.stdout)
+    assert re.search(r"sizes \[(2|3|2, 3), 4\] host-a", done.stdout)
 
 
 # Slow: a Slurm of four nodes, and 16 ranks.

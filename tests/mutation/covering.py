@@ -20,8 +20,6 @@ from tests.choose import Test, read
 PACKAGE = "horovod_runner"
 #: Seconds of tests for one change: what costs more than this to notice is not noticed.
 MOST_SECONDS = 300.0
-#: A test that takes less looks at what another one of its file has run, which alone has the lines.
-OWN_SECONDS = 0.15
 
 
 def changed_lines(here: Path, there: Path) -> set[tuple[str, int]]:
@@ -55,15 +53,43 @@ def with_functions(there: Path, changed: set[tuple[str, int]]) -> Iterator[set[t
         yield {(file, each) for each in range(node.lineno, (node.end_lineno or 0) + 1)}
 
 
-def with_sharers(covering: list[Test], known: Iterable[Test]) -> Iterator[Test]:
-    """The cheapest first; after the first of a file those that look at what another one has run."""
-    sharers: dict[str, list[Test]] = {}
-    for test in known:
-        if test.seconds < OWN_SECONDS and test not in covering:
-            sharers.setdefault(test.name.partition("::")[0], []).append(test)
+def shared_fixtures(path: Path) -> dict[str, set[str]]:
+    """Of each test function of a file the fixtures that it shares with others of the file."""
+    functions = [
+        node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)
+    ]
+    shared = {
+        node.name
+        for node in functions
+        if any("scope='module'" in ast.unparse(each) for each in node.decorator_list)
+    }
+    return {node.name: shared & {each.arg for each in node.args.args} for node in functions}
+
+
+def with_sharers(covering: Iterable[Test], known: Iterable[Test]) -> Iterator[Test]:
+    """The cheapest first; after each those that look at the run that its fixture has made.
+
+    Only the first test that asks for a fixture has the lines of that run.
+    """
+    fixtures: dict[str, dict[str, set[str]]] = {}
+    left = {test.name: test for test in known}
+
+    def shared(test: Test) -> set[str]:
+        file, _, name = test.name.partition("::")
+        if file not in fixtures:
+            fixtures[file] = shared_fixtures(Path(file)) if name else {}
+        return fixtures[file].get(name.partition("[")[0], set())
+
     for test in sorted(covering, key=lambda test: test.seconds):
+        if left.pop(test.name, None) is None:
+            continue
         yield test
-        yield from sharers.pop(test.name.partition("::")[0], ())
+        if asked := shared(test):
+            file = test.name.partition("::")[0]
+            others = [each for each in left.values() if each.name.startswith(f"{file}::")]
+            for other in others:
+                if asked & shared(other):
+                    yield left.pop(other.name)
 
 
 def main() -> int:

@@ -56,14 +56,36 @@ def test_the_changed_lines_are_those_of_the_unchanged_file(package: Path, tmp_pa
     assert covering.changed_lines(other, tmp_path) == {("room/least.py", 6)}
 
 
-def test_tests_that_look_at_another_ones_run_come_after_it() -> None:
+SHARING = """
+import pytest
+
+@pytest.fixture(scope="module")
+def results(): ...
+
+def test_dear(results): ...
+def test_looks(results): ...
+def test_other(tmp_path): ...
+"""
+
+
+def test_tests_that_share_a_run_come_after_the_first_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("test_a.py", "test_b.py"):
+        Path(name).write_text(SHARING)
     lines = frozenset({("room/least.py", 6)})
-    dear, cheap = Test("a.py::dear", 9.0, lines, frozenset()), Test("b.py", 1.0, lines, frozenset())
-    looks, other, slow = (
-        Test(name, seconds, frozenset(), frozenset())
-        for name, seconds in (("a.py::looks", 0.1), ("c.py::other", 0.1), ("a.py::slow", 2.0))
+    cheap, dear, looks, other, apart = (
+        Test(name, seconds, lines, frozenset())
+        for name, seconds in (
+            ("tests/unit/test_c.py", 1.0),
+            ("test_a.py::test_dear", 9.0),
+            ("test_a.py::test_looks[torch]", 0.1),
+            ("test_a.py::test_other", 0.1),
+            ("test_b.py::test_looks[torch]", 0.1),
+        )
     )
-    chosen = covering.with_sharers([dear, cheap], [looks, other, slow, dear, cheap])
+    chosen = covering.with_sharers([dear, cheap], [looks, other, apart, dear, cheap])
     assert [*chosen] == [cheap, dear, looks]
 
 
