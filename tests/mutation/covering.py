@@ -20,6 +20,8 @@ from tests.choose import Test, read
 PACKAGE = "horovod_runner"
 #: Seconds of tests for one change: what costs more than this to notice is not noticed.
 MOST_SECONDS = 300.0
+#: A test that takes more does more than to look at what another test has run.
+OWN_SECONDS = 1.0
 
 
 def changed_lines(here: Path, there: Path) -> set[tuple[str, int]]:
@@ -86,9 +88,9 @@ def with_sharers(covering: Iterable[Test], known: Iterable[Test]) -> Iterator[Te
         yield test
         if asked := shared(test):
             file = test.name.partition("::")[0]
-            others = [each for each in left.values() if each.name.startswith(f"{file}::")]
-            for other in others:
-                if asked & shared(other):
+            for other in [*left.values()]:
+                is_near = other.name.startswith(f"{file}::") and other.seconds < OWN_SECONDS
+                if is_near and asked & shared(other):
                     yield left.pop(other.name)
 
 

@@ -75,17 +75,18 @@ def test_tests_that_share_a_run_come_after_the_first_of_them(
     for name in ("test_a.py", "test_b.py"):
         Path(name).write_text(SHARING)
     lines = frozenset({("room/least.py", 6)})
-    cheap, dear, looks, other, apart = (
+    cheap, dear, looks, slow, other, apart = (
         Test(name, seconds, lines, frozenset())
         for name, seconds in (
             ("tests/unit/test_c.py", 1.0),
             ("test_a.py::test_dear", 9.0),
             ("test_a.py::test_looks[torch]", 0.1),
+            ("test_a.py::test_looks[all]", 9.0),
             ("test_a.py::test_other", 0.1),
             ("test_b.py::test_looks[torch]", 0.1),
         )
     )
-    chosen = covering.with_sharers([dear, cheap], [looks, other, apart, dear, cheap])
+    chosen = covering.with_sharers([dear, cheap], [looks, slow, other, apart, dear, cheap])
     assert [*chosen] == [cheap, dear, looks]
 
 
