@@ -45,7 +45,7 @@ def main():
         hvd.allreduce(torch.ones(1), name="step")
         sizes.append(hvd.size())
         commit({"sizes": sizes}, len(sizes))
-        if sizes.count(4) == 5 and hvd.rank() == 0:  # fewer may begin, before the others have come
+        if sizes[-1] == 4 and sizes.count(4) == 5 and hvd.rank() == 0:  # fewer may begin
             job = "JobId=" + os.environ["SLURM_JOB_ID"]
             shrink = ["scontrol", "update", job, "NodeList=host-a"]
             subprocess.run(shrink, cwd=tempfile.gettempdir(), check=True)
@@ -79,12 +79,15 @@ def on_login_node(
     with (
         Network(tmp_path_factory.mktemp("network")) as network,
         slurm.running(
-            tmp_path_factory.mktemp("slurm"), [*map(node, network.workers)], node(network.driver)
+            tmp_path_factory.mktemp("slurm"),
+            [*map(node, network.workers)],
+            node(network.driver),
+            cpus=2,  # so many ranks has a node, and no more once the other one has gone
         ) as environment,
     ):
 
         def run(*command: str) -> subprocess.CompletedProcess[str]:
-            allocate = ("salloc", "--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--overcommit")
+            allocate = ("salloc", "--nodes=2", "--ntasks=4", "--ntasks-per-node=2")
             # By default Open MPI also uses docker0, which leads to no other host.
             variables = {**environment, "OMPI_MCA_btl_tcp_if_include": "eth0"}
             return start(*network.driver.enter, *allocate, *command, **variables)
