@@ -14,7 +14,7 @@ import sys
 import tempfile
 import tomllib
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -197,17 +197,20 @@ def results(session: Path) -> dict[int, tuple[bool, str]]:
         }
 
 
-def scores(changes: Sequence[Change], noticed: Sequence[bool], title: str) -> str:
+def equivalent() -> set[tuple[str, str, str]]:
+    """File, line before and line after of the changes that change no behaviour."""
+    listed = tomllib.loads((FOLDER / "equivalent.toml").read_text())["change"]
+    return {(each["file"], each["old"], each["new"]) for each in listed}
+
+
+def scores(changes: Sequence[Change], noticed: Container[Change], title: str) -> str:
     """The page about a run: a row for each room, and the changes that no test noticed."""
-    known = {
-        (each["file"], each["old"], each["new"]): each["why"]
-        for each in tomllib.loads((FOLDER / "equivalent.toml").read_text()).get("change", [])
-    }
+    known = equivalent()
     rows: dict[str, Counter[str]] = defaultdict(Counter)
     missed = []
-    for change, saw in zip(changes, noticed, strict=True):
-        why = known.get((change.file, change.old, change.new))
-        kind = "noticed" if saw else "equivalent" if why else "missed"
+    for change in changes:
+        is_known = (change.file, change.old, change.new) in known
+        kind = "equivalent" if is_known else "noticed" if change in noticed else "missed"
         for row in (change.room, "all"):
             rows[row][kind] += 1
         if kind == "missed":
@@ -242,13 +245,14 @@ def main() -> None:
     test = shlex.join(
         [sys.executable, "-m", "tests.mutation.covering", str(ROOT), str(options.lines.resolve())]
     )
-    noticed = [False] * len(changes)
+    known, noticed = equivalent(), []
+    tried = [each for each in changes if (each.file, each.old, each.new) not in known]
     with tempfile.TemporaryDirectory(prefix="mutation-") as name:
         shares = []
         for at in range(options.jobs):
             folder, session = Path(name) / f"{at}", Path(name) / f"{at}.sqlite"
             copy(ROOT, folder)
-            arguments = (changes[at :: options.jobs], folder, test, session)
+            arguments = (tried[at :: options.jobs], folder, test, session)
             process = multiprocessing.get_context("spawn").Process(target=try_share, args=arguments)
             process.start()
             shares.append((process, session))
@@ -257,8 +261,8 @@ def main() -> None:
             if process.exitcode:
                 sys.exit(f"a share of the changes ended with {process.exitcode}")
             for number, (saw, line) in results(session).items():
-                change = changes[at + number * options.jobs]
-                noticed[at + number * options.jobs] = saw
+                change = tried[at + number * options.jobs]
+                noticed += [change] if saw else []
                 print(f"{'noticed' if saw else 'MISSED':8} {change.file}: {change.new}  # {line}")
     commit = subprocess.run(
         ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=True
