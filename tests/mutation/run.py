@@ -51,6 +51,11 @@ class Change:
         return str(self.spec.module_path).removeprefix(f"{PACKAGE}/")
 
     @property
+    def place(self) -> tuple[str, str, str]:
+        """What equivalent.toml knows it by: the file, and its lines before and after."""
+        return self.file, self.old, self.new
+
+    @property
     def room(self) -> str:
         """The room of the file; the package's name for files that are in none."""
         return self.file.partition("/")[0] if "/" in self.file else PACKAGE
@@ -161,8 +166,11 @@ def draw(seed: int, count: int, rooms: Sequence[str]) -> list[Change]:
 
 
 def draw_from(lines: Mapping[Path, int], seed: str, count: int) -> list[Change]:
-    """Draw changes from files: a file by its lines, then one of its changes."""
-    chance = random.Random(seed)
+    """Draw changes from files: a file by its lines, then one of its changes.
+
+    The count is without those of them that change no behaviour.
+    """
+    chance, equal = random.Random(seed), equivalent()
     known: dict[Path, list[MutationSpec]] = {}
     found: dict[tuple[Path, str], Change] = {}
     for _ in range(_TRIES * count):
@@ -171,7 +179,7 @@ def draw_from(lines: Mapping[Path, int], seed: str, count: int) -> list[Change]:
             known[path] = positions(path)
         if known[path] and (change := read_change(chance.choice(known[path]))):
             found.setdefault((path, change.new), change)
-        if len(found) == count:
+        if sum(each.place not in equal for each in found.values()) == count:
             break
     return list(found.values())
 
@@ -209,8 +217,9 @@ def scores(changes: Sequence[Change], noticed: Container[Change], title: str) ->
     rows: dict[str, Counter[str]] = defaultdict(Counter)
     missed = []
     for change in changes:
-        is_known = (change.file, change.old, change.new) in known
-        kind = "equivalent" if is_known else "noticed" if change in noticed else "missed"
+        kind = "noticed" if change in noticed else "missed"
+        if change.place in known:
+            kind = "equivalent"
         for row in (change.room, "all"):
             rows[row][kind] += 1
         if kind == "missed":
@@ -246,7 +255,7 @@ def main() -> None:
         [sys.executable, "-m", "tests.mutation.covering", str(ROOT), str(options.lines.resolve())]
     )
     known, noticed = equivalent(), []
-    tried = [each for each in changes if (each.file, each.old, each.new) not in known]
+    tried = [each for each in changes if each.place not in known]
     with tempfile.TemporaryDirectory(prefix="mutation-") as name:
         shares = []
         for at in range(options.jobs):

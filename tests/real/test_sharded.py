@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import re
 import resource
+import weakref
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -312,6 +314,25 @@ def test_a_rank_that_outlived_its_attempt_leaves_the_next_ones_checkpoint_as_it_
     (unsaved,) = told
     assert isinstance(unsaved, Unsaved)
     assert "another attempt has written it already" in unsaved.reason
+
+
+def test_copies_are_used_again_and_freed_once_the_state_has_no_such_tensor(tmp_path: Path) -> None:
+    import torch
+
+    from horovod_runner.checkpoints.sharded.writer import Sharder
+
+    plan = CheckpointPlan(LocalFolder(tmp_path).url, "run1")
+    sharder = Sharder(plan, 0, 1, DEFAULTS, sees=True)
+    first = {
+        copy.numel(): copy
+        for copy in sharder.take({"a": torch.ones(3), "b": torch.ones(5)}, 1, 1).copies
+    }
+    freed = weakref.ref(first.pop(5))
+    (copy,) = sharder.take({"a": torch.zeros(3)}, 2, 2).copies
+    assert copy is first[3]
+    assert copy.tolist() == [0, 0, 0]
+    gc.collect()
+    assert freed() is None
 
 
 @pytest.mark.parametrize("change", ["metadata", "part", "marker"])
