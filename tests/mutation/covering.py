@@ -19,7 +19,7 @@ from tests.choose import Test, read
 
 PACKAGE = "horovod_runner"
 #: Seconds of tests for one change: what costs more than this to notice is not noticed.
-MOST_SECONDS = 300.0
+MOST_SECONDS = 150.0
 #: A test that takes more does more than to look at what another test has run.
 OWN_SECONDS = 1.0
 
