@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -94,16 +95,31 @@ def with_sharers(covering: Iterable[Test], known: Iterable[Test]) -> Iterator[Te
                     yield left.pop(other.name)
 
 
+def importing(file: str, tests: Path) -> set[str]:
+    """The test files, below a folder, that import a module of the package themselves."""
+    module = f"{PACKAGE}/{file}".removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    room, _, name = module.rpartition(".")
+    imports = re.compile(rf"{re.escape(module)}\b|from {re.escape(room)} import .*\b{name}\b")
+    return {str(path) for path in tests.rglob("test_*.py") if imports.search(path.read_text())}
+
+
 def main() -> int:
     """Run them; returns pytest's exit status, or 0 if no test runs the lines."""
     original, recorded = map(Path, sys.argv[1:])
     changed = changed_lines(Path.cwd(), original)
     known = read(recorded, [], {file for file, _ in changed})
     covering: list[Test] = []
-    for lines in with_functions(original, changed):
+    functions = [*with_functions(original, changed)]
+    for lines in functions:
         covering = covering or [test for test in known.values() if test.lines & lines]
+    ordered = [*with_sharers(covering, known.values())]
+    if len(functions) == 1:  # it runs with the import, which only the first test that does it has
+        near = importing(next(iter(changed))[0], Path("tests/unit"))
+        ordered.sort(key=lambda test: test.name not in near)
+        missing = near - {test.name for test in ordered}
+        ordered[:0] = [test for test in known.values() if test.name in missing]
     chosen, seconds = [], 0.0
-    for test in with_sharers(covering, known.values()):
+    for test in ordered:
         seconds += test.seconds
         if seconds > MOST_SECONDS and chosen:
             break

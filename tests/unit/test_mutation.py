@@ -56,6 +56,19 @@ def test_the_changed_lines_are_those_of_the_unchanged_file(package: Path, tmp_pa
     assert covering.changed_lines(other, tmp_path) == {("room/least.py", 6)}
 
 
+def test_tests_that_import_a_module_are_found_however_they_do(tmp_path: Path) -> None:
+    for name, line in {
+        "test_a": "from horovod_runner.room.least import least",
+        "test_b": "from horovod_runner.room import least, other",
+        "test_c": "import horovod_runner.room.least",
+        "test_d": "from horovod_runner.room import other",
+        "test_e": "from horovod_runner.room.least_of_all import least",
+    }.items():
+        (tmp_path / f"{name}.py").write_text(f"{line}\n")
+    found = covering.importing("room/least.py", tmp_path)
+    assert {Path(path).stem for path in found} == {"test_a", "test_b", "test_c"}
+
+
 SHARING = """
 import pytest
 
