@@ -56,24 +56,24 @@ def test_what_ended_processes_have_used_still_counts() -> None:
 def test_only_pages_from_a_disk_were_waited_for(tmp_path: Path) -> None:
     script = """
         import mmap, os, resource, sys
-        def read_from_disk(name):
+        def read_from_disk(name, pages):
             with open(name, "wb") as file:
-                file.write(b"x" * (64 * mmap.PAGESIZE))
+                file.write(b"x" * (pages * mmap.PAGESIZE))
                 os.fsync(file.fileno())
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             with open(name, "rb") as file:
-                pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-                pages.madvise(mmap.MADV_RANDOM)
-                sum(pages[:: mmap.PAGESIZE])
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                mapped.madvise(mmap.MADV_RANDOM)
+                sum(mapped[:: mmap.PAGESIZE])
         if not os.fork():
-            read_from_disk("child")
+            read_from_disk("child", 20)
             os._exit(0)
         os.wait()
-        read_from_disk("parent")
+        read_from_disk("parent", 80)
         kept = bytearray(b"x" * (50 << 20))
         whose = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
         used = [resource.getrusage(each) for each in whose]
-        print(sum(u.ru_majflt for u in used), sum(u.ru_minflt for u in used), flush=True)
+        print(sum(u.ru_majflt for u in used), flush=True)
         sys.stdin.read()
     """
     command = [sys.executable, "-c", textwrap.dedent(script)]
@@ -81,10 +81,10 @@ def test_only_pages_from_a_disk_were_waited_for(tmp_path: Path) -> None:
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tmp_path
     ) as process:
         assert process.stdout is not None
-        from_disk, allocated = map(int, process.stdout.readline().split())
+        from_disk = int(process.stdout.readline())
         faults = processes.use(process.pid).faults
         process.communicate("")
-    assert from_disk <= faults < allocated
+    assert from_disk <= faults < from_disk + 20  # Python's code may come from the disk, too
 
 
 # The host.
