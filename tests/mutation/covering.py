@@ -1,4 +1,4 @@
-"""Run the tests that run the lines in which two checkouts differ, the cheapest first.
+"""Run the tests that run the lines in which two checkouts differ: near ones, and cheap ones, first.
 
     python -m tests.mutation.covering CHECKOUT LINES
 
@@ -112,10 +112,10 @@ def main() -> int:
     functions = [*with_functions(original, changed)]
     for lines in functions:
         covering = covering or [test for test in known.values() if test.lines & lines]
+    near = importing(next(iter(changed))[0], Path("tests/unit"))
     ordered = [*with_sharers(covering, known.values())]
+    ordered.sort(key=lambda test: test.name not in near)
     if len(functions) == 1:  # it runs with the import, which only the first test that does it has
-        near = importing(next(iter(changed))[0], Path("tests/unit"))
-        ordered.sort(key=lambda test: test.name not in near)
         missing = near - {test.name for test in ordered}
         ordered[:0] = [test for test in known.values() if test.name in missing]
     chosen, seconds = [], 0.0

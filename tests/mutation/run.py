@@ -1,10 +1,14 @@
-"""Draw changes by a seed, make one after the other with cosmic-ray, and write the scores."""
+"""Draw changes by a seed, make one after the other with cosmic-ray, and write the scores.
+
+What was noticed since `make coverage` is not tried again.
+"""
 
 from __future__ import annotations
 
 import argparse
 import ast
 import difflib
+import json
 import multiprocessing
 import os
 import random
@@ -254,8 +258,10 @@ def main() -> None:
     test = shlex.join(
         [sys.executable, "-m", "tests.mutation.covering", str(ROOT), str(options.lines.resolve())]
     )
-    known, noticed = equivalent(), []
-    tried = [each for each in changes if each.place not in known]
+    known, memory = equivalent(), options.lines / "noticed.json"
+    before = {tuple(each) for each in json.loads(memory.read_text())} if memory.exists() else set()
+    noticed = [each for each in changes if each.place in before]
+    tried = [each for each in changes if each.place not in known | before]
     with tempfile.TemporaryDirectory(prefix="mutation-") as name:
         shares = []
         for at in range(options.jobs):
@@ -273,6 +279,7 @@ def main() -> None:
                 change = tried[at + number * options.jobs]
                 noticed += [change] if saw else []
                 print(f"{'noticed' if saw else 'MISSED':8} {change.file}: {change.new}  # {line}")
+    memory.write_text(json.dumps([*before | {each.place for each in noticed}]))
     commit = subprocess.run(
         ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=True
     ).stdout.strip()
