@@ -190,7 +190,7 @@ fuzz: $(MAIN)/.ready
 # How many small changes of the package, drawn by a seed, the tests notice. After `make coverage`.
 mutation: $(MAIN)/.ready
 	$(call with_java,$(MAIN)) $(MAIN)/bin/python -m tests.mutation.run --seed $(or $(SEED),1) \
-		--count $(or $(COUNT),160) $(if $(ROOMS),--rooms $(ROOMS))
+		--count $(or $(COUNT),160) --seconds $(or $(SECONDS),150) $(if $(ROOMS),--rooms $(ROOMS))
 
 mutants: $(MAIN)/.ready
 	$(call with_java,$(MAIN)) $(MAIN)/bin/python -m tests.mutants.run

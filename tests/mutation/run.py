@@ -1,6 +1,7 @@
 """Draw changes by a seed, make one after the other with cosmic-ray, and write the scores.
 
-What was noticed since `make coverage` is not tried again.
+What was noticed since `make coverage` is not tried again, so the rest can be tried once more, with
+more tests.
 """
 
 from __future__ import annotations
@@ -247,6 +248,9 @@ def main() -> None:
     parser.add_argument("--rooms", nargs="*", default=[], help="these alone; scores are printed")
     parser.add_argument("--jobs", type=int, default=2, help="how many at a time (default: 2)")
     parser.add_argument("--lines", type=Path, default=ROOT / ".lines", help="of `make coverage`")
+    parser.add_argument(
+        "--seconds", type=float, default=150.0, help="most of the tests of a change (default: 150)"
+    )
     parser.add_argument("--list", action="store_true", help="only print what is drawn")
     options = parser.parse_args()
     os.chdir(ROOT)
@@ -255,9 +259,8 @@ def main() -> None:
         for change in changes:
             print(f"{change.file}\n    {change.old}\n    {change.new}")
         return
-    test = shlex.join(
-        [sys.executable, "-m", "tests.mutation.covering", str(ROOT), str(options.lines.resolve())]
-    )
+    lines, seconds = str(options.lines.resolve()), str(options.seconds)
+    test = shlex.join([sys.executable, "-m", "tests.mutation.covering", str(ROOT), lines, seconds])
     known, memory = equivalent(), options.lines / "noticed.json"
     before = {tuple(each) for each in json.loads(memory.read_text())} if memory.exists() else set()
     noticed = [each for each in changes if each.place in before]
@@ -283,7 +286,10 @@ def main() -> None:
     commit = subprocess.run(
         ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=True
     ).stdout.strip()
-    title = f"`make mutation SEED={options.seed} COUNT={options.count}` at {commit}."
+    title = (
+        f"`make mutation SEED={options.seed} COUNT={options.count}` at {commit}, with "
+        f"{options.seconds:g} s of tests for a change."
+    )
     page = scores(changes, noticed, title)
     print(page)
     if not options.rooms:
