@@ -180,6 +180,54 @@ def test_a_saved_model_is_plain_and_load_model_distributes_its_optimizer(backend
         assert result["variables can be called"]
 
 
+def train_compiled() -> list[Any]:
+    """On each rank, of two optimizers: their names in a file, and the weights, compiled or not."""
+    from functools import partial
+
+    import keras
+    import numpy as np
+    import torch
+
+    import horovod_runner.keras as hvd
+
+    # What is tested is what torch takes apart, not the C++ that it would make of it.
+    torch.compile = partial(torch.compile, backend="eager")
+
+    @keras.saving.register_keras_serializable("tests")
+    class Half(keras.optimizers.SGD):
+        def update_step(self, gradient: Any, variable: Any, rate: Any) -> None:
+            super().update_step(gradient, variable, rate / 2)
+
+    def weights(kind: Any, *, compiled: bool) -> tuple[Any, list[float]]:
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+        optimizer = hvd.DistributedOptimizer(kind(0.1))
+        model.compile(optimizer=optimizer, loss="mse", jit_compile=compiled)
+        rows = np.random.default_rng(hvd.rank()).normal(size=(32, 3)).astype("float32")
+        model.fit(rows, rows[:, :2], batch_size=8, verbose=0, shuffle=False)
+        saved = keras.saving.serialize_keras_object(optimizer)
+        plain = keras.saving.serialize_keras_object(kind(0.1))
+        same = all(saved[name] == plain[name] for name in ("class_name", "registered_name"))
+        restored = keras.saving.deserialize_keras_object(saved)
+        return same and type(restored) is type(kind(0.1)), model.get_weights()[0].ravel().tolist()
+
+    hvd.init()
+    found = [
+        [weights(kind, compiled=compiled) for compiled in (False, True)]
+        for kind in (keras.optimizers.Adam, Half)
+    ]
+    return list(hvd.allgather_object(found))
+
+
+def test_torch_averages_gradients_in_a_compiled_training() -> None:
+    first, second = run(train_compiled, "torch")
+    assert first == second
+    for (known, plain), (known_compiled, compiled) in first:
+        assert known
+        assert known_compiled
+        assert compiled == pytest.approx(plain, rel=1e-5)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_learning_rate_warms_up_and_the_momentum_follows(backend: str) -> None:
     for result in results_of("warm_up", backend):

@@ -81,6 +81,7 @@ class Distributed:
     _scales_local: bool
     _slots: list[tuple[Any, Hashable]]  # state that Keras keeps for a variable, and its key
     _reduction_name: str | None = None
+    _shows_plain: bool
     _unreduced = 0
     _keys: tuple[Hashable, ...] = ()  # of the variables of the gradients that Keras passes on
     _unused = _Unused()  # of the step
@@ -89,7 +90,8 @@ class Distributed:
     @property  # type: ignore[misc]
     def __class__(self) -> type:
         # Keras writes this class to a file: the plain optimizer's, which loads without this module.
-        return type(self).__mro__[2]
+        # torch.compile asks for it, too, and would leave out this class, which has the same name.
+        return type(self).__mro__[2 if self._shows_plain else 0]
 
     @property
     def variables(self) -> Variables:
@@ -313,6 +315,10 @@ def make_distributed(optimizer: Any, settings: dict[str, Any]) -> None:
     """Change the class of an optimizer, in place, to one that reduces."""
     plain = type(optimizer)
     names = {"__module__": plain.__module__, "__qualname__": plain.__qualname__}
-    members = {**names, **settings}
+    members = {**names, **settings, "_shows_plain": keras.backend.backend() != "torch"}
     distributed = type(plain.__name__, (Distributed, plain), members)
+    package, is_registered, name = keras.saving.get_registered_name(plain).rpartition(">")
+    if is_registered:
+        for each in (distributed, plain):  # both have the name, which stands for the plain class
+            keras.saving.register_keras_serializable(package, name)(each)
     object.__setattr__(optimizer, "__class__", distributed)
