@@ -194,6 +194,20 @@ def test_a_full_disk_is_named_and_costs_nothing_but_what_it_cannot_hold(
     assert (folder / "timeline.json").stat().st_size >= 30 << 20
 
 
+def test_a_value_that_finds_no_room_is_told_with_the_limit_of_a_file(ranks: Ranks) -> None:
+    def main() -> bytes:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+        return b"x" * 100_000
+
+    with pytest.raises(
+        RankFailedError, match=r"bytes that main returned .* \(ulimit -f\)"
+    ) as caught:
+        ranks.run(1, main)
+    assert caught.value.exit_code == 1
+
+
 def test_an_exit_code_of_main_is_kept_with_the_last_lines_in_order(ranks: Ranks) -> None:
     def main() -> None:
         for number in range(20):

@@ -205,7 +205,7 @@ def results(session: Path) -> dict[int, tuple[bool, str]]:
     """Of each change whether it was noticed, and the last line that the tests printed."""
     with use_db(str(session), WorkDB.Mode.open) as database:
         return {
-            int(job): (result.is_killed, (result.output or "").strip().splitlines()[-1:][0])
+            int(job): (result.is_killed, (result.output or "").strip().rpartition("\n")[2])
             for job, result in database.results
         }
 
