@@ -287,8 +287,8 @@ def main() -> None:
         ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=True
     ).stdout.strip()
     title = (
-        f"`make mutation SEED={options.seed} COUNT={options.count}` at {commit}, with "
-        f"{options.seconds:g} s of tests for a change."
+        f"`make mutation SEED={options.seed} COUNT={options.count}` at {commit}. What no test "
+        f"noticed was tried last with {options.seconds:g} s of tests for a change."
     )
     page = scores(changes, noticed, title)
     print(page)
