@@ -190,7 +190,7 @@ def train_compiled() -> list[Any]:
 
     import horovod_runner.keras as hvd
 
-    # What is tested is what torch takes apart, not the C++ that it would make of it.
+    # Tests how torch.compile traces a step; the backend that writes C++ is slow and not needed.
     torch.compile = partial(torch.compile, backend="eager")
 
     @keras.saving.register_keras_serializable("tests")

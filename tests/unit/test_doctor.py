@@ -34,7 +34,7 @@ def greetings(np: int, *totals: float) -> list[Greeting]:
 
 @dataclass
 class Machine:
-    """What a machine has: a computer with torch, and nothing else that a run can do without."""
+    """What the machine has. By default torch, and none of what is optional for a run."""
 
     patch: pytest.MonkeyPatch
     frameworks: Sequence[Framework] = (CPU,)

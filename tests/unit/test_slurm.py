@@ -71,7 +71,7 @@ def test_a_list_of_several_nodes_is_read_by_slurms_own_program(
     monkeypatch.setenv("PATH", str(tmp_path))
     refused = pytest.raises(LaunchError, match=r"^`scontrol show hostnames node\[1-2\]` fails: ")
     with refused:
-        SlurmLauncher()  # there is no such program
+        SlurmLauncher()  # PATH has no scontrol
     script(tmp_path / "scontrol", "exit 1")
     with refused:
         SlurmLauncher()
