@@ -588,7 +588,7 @@ def test_a_rank_that_makes_up_names_of_metrics_holds_back_a_limited_number(
 
 def test_what_processes_of_a_dataloader_write_is_freed_once_it_is_read() -> None:
     watch = LoaderWatch()
-    watch.look()
+    watch.begin()
     calls = [[(f"file{number}.py", "load", number) for number in range(20)]]
 
     def write(first: int, count: int) -> None:

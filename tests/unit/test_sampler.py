@@ -142,7 +142,7 @@ def test_a_process_of_a_dataloader_hands_over_each_look_once() -> None:
 
     watch = LoaderWatch(monotonic)
     loop = process_of_dataloader(watch, much_later.wait)
-    watch.look()
+    watch.begin()
     loop()
     watch.read()
     assert 20e6 < watch.total <= now * 1e6

@@ -55,11 +55,13 @@ class LoaderWatch:
         self.cells = 0
         self.total = 0
         self.stacks: Counter[Stack] = Counter()
+        self._measures = False
         self._file = -1
         self._position = 0
 
-    def look(self) -> None:
-        """Let processes that start from now on look at their lines, for :meth:`read`."""
+    def begin(self) -> None:
+        """Measure from now on; processes that start later look at their lines, for :meth:`read`."""
+        self._measures = True
         if self._file < 0 and hasattr(os, "memfd_create"):
             self._file = os.memfd_create("horovod_runner-lines")
             fcntl.fcntl(self._file, fcntl.F_SETFL, os.O_APPEND)
@@ -72,11 +74,15 @@ class LoaderWatch:
 
         @instead_of(module.DataLoader, "__iter__")
         def begin(plain: Any, loader: Any) -> Any:
+            if not self._measures:
+                return plain(loader)
             with clock.timing("data"):
                 return plain(loader)
 
         @instead_of(module._BaseDataLoaderIter, "__next__")
         def following(plain: Any, iterator: Any) -> Any:
+            if not self._measures:
+                return plain(iterator)
             with clock.timing("data"):
                 batch = plain(iterator)
             self.batches += 1

@@ -74,7 +74,7 @@ class Profiler:
         # Held until the end. A lock is quicker to wait for than an Event.
         self._running = threading.Lock()
         self._running.acquire()
-        loaders.look()
+        loaders.begin()
         self._thread.start()
 
     def _run(self) -> None:
