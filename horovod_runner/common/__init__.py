@@ -1,4 +1,1 @@
-"""What all rooms share: options, limits, clocks, numbers, text for people, files, Spark sessions.
-
-Must not import other packages of horovod_runner.
-"""
+"""What all rooms share: options, limits, clocks, numbers, text for people, files, Spark sessions."""

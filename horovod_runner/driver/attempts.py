@@ -12,7 +12,12 @@ from horovod_runner.driver.elastic.pool import Pool
 from horovod_runner.driver.launcher import Launcher
 from horovod_runner.driver.requests import Requests
 from horovod_runner.driver.restarts import RestartPolicy
-from horovod_runner.errors import CancelledError, RanksChangedError, SlotError
+from horovod_runner.errors import (
+    CancelledError,
+    HorovodRunnerError,
+    RanksChangedError,
+    SlotError,
+)
 from horovod_runner.results.recorder import failed
 from horovod_runner.sinks.fan_out import FanOut
 from horovod_runner.wire.events import AttemptBegan, AttemptChanged, CheckpointKept
@@ -51,7 +56,12 @@ def run_attempts(
             for checkpoint in archive.catch_up():
                 sink.tell(CheckpointKept(checkpoint.folder, checkpoint.marker))
             if isinstance(error, RanksChangedError):
-                before, job = job.size, _resized(job, launcher)
+                before = job.size
+                try:
+                    job = _resized(job, launcher)
+                except HorovodRunnerError as too_few:
+                    sink.tell(failed(too_few))
+                    raise
                 sink.tell(AttemptChanged(f"from {before} to {job.size} ranks"))
                 sink.notice(f"attempt {number + 1} begins: from {before} to {job.size} ranks")
                 continue

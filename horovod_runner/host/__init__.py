@@ -1,4 +1,1 @@
-"""A process's host: network, GPUs, memory, installed software, scratch folders, environment.
-
-May import wire, common, options and errors.
-"""
+"""A process's host: network, GPUs, memory, installed software, scratch folders, environment."""

@@ -63,7 +63,8 @@ class GpuMeter:
         count = memory = limit = slowed = 0
         shares: list[float] = []
         for handle in self._handles:
-            with suppress(nvml.NVMLError):
+            # An old pynvml lacks the last function.
+            with suppress(nvml.NVMLError, AttributeError):
                 found = nvml.nvmlDeviceGetMemoryInfo(handle)
                 count, memory, limit = count + 1, memory + found.used, limit + found.total
                 # Slices of a GPU (MIG) do not tell the rest.

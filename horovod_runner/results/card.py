@@ -218,7 +218,7 @@ def _where(options: Options) -> str:
     ranks = "all slots" if count == "0" else f"{count} rank{'s' * (count != '1')}"
     if options.local:
         return f"{ranks}, processes on this machine"
-    return f"{ranks} on {'Slurm' if options.cluster_config.launcher == 'slurm' else 'Spark'}"
+    return f"{ranks} on {options.cluster_config.launcher.capitalize()}"
 
 
 def _given(options: Any) -> Iterator[tuple[str, str]]:

@@ -1,7 +1,7 @@
 """Training inside a program whose ranks already run: under mpirun, srun, horovodrun, or in Spark.
 
-The calls are those of ``bodo.dl``, which Bodo had until its 2022 releases. This package may import
-the driver's placement, worker, host and wire. No other package imports it.
+The calls are those of ``bodo.dl``, which Bodo had until its 2022 releases. No other package
+imports this one.
 """
 
 from horovod_runner.spmd.calls import (

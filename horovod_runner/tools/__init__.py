@@ -1,4 +1,4 @@
 """Tools beside a run: command line, migration of old code, checks of a machine, Horovod's build.
 
-May import every other room; no other room may import this one.
+No other room may import this one.
 """

@@ -185,7 +185,7 @@ class Channel:
                 self._socket.send_multipart([routing_id(task), batch], zmq.NOBLOCK)
 
     def wake(self) -> None:
-        """Make :meth:`receive` return. Safe to call from other threads."""
+        """Make :meth:`batches` go on. Safe to call from other threads."""
         with self._wake_lock:
             if not self._socket.closed:  # a closed descriptor's number may be in use again
                 with suppress(BlockingIOError):  # the pipe is full, so it is awake already

@@ -1,8 +1,9 @@
 """The events of a run: what its log holds, and what sinks are told.
 
 Those of a rank are messages that the driver passes on. The driver adds its own. To add an event,
-write its class here and put it into the union below; send it; and show it, in a method of
-``sinks.Sink`` or in what reads the log.
+write its class here, and put it into the union: ``messages.RankEvent`` for those of a rank, the one
+below for those of the driver. Then send it, and show it in a method of ``sinks.Sink`` or in
+``results.recorder``.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """The process that runs `main` for one rank, and the functions that `main` calls.
 
-May import checkpoints, host, wire and common. Must not import task: the worker holds no key of the
-message channel. Kept empty: every rank pays for imports here.
+Must not import task: the worker holds no key of the message channel. Kept empty: every rank pays
+for imports here.
 """

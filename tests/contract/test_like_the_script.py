@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -209,9 +210,13 @@ def test_what_asks_for_a_terminal_says_that_a_rank_has_none(ranks: Ranks) -> Non
         shown = io.StringIO()
         pdb.Pdb(stdin=commands, stdout=shown).set_trace()  # as debuggers over a socket do
         said.append(str("42" in shown.getvalue()))
+        sys.stdin = io.StringIO("p len(said)\nc\n")
+        with contextlib.redirect_stdout(io.StringIO()) as shown:
+            breakpoint()
+        said.append(shown.getvalue())
         return said
 
-    asked, secret, *debuggers, typed, over_a_stream = ranks.run(1, main)
+    asked, secret, *debuggers, typed, over_a_stream, in_main = ranks.run(1, main)
     assert asked.startswith("EOFError: input() was called in rank 0 of 1 (process ")
     assert "run(main, name=answer)" in asked
     assert secret.startswith("EOFError: getpass() was called in rank 0 of 1")
@@ -220,6 +225,7 @@ def test_what_asks_for_a_terminal_says_that_a_rank_has_none(ranks: Ranks) -> Non
         assert said.startswith("RuntimeError: a debugger was started in rank 0 of 1 (process ")
         assert "dump_stacks()" in said
     assert (typed, over_a_stream) == ("given in main", "True")
+    assert "(Pdb) 6" in in_main
 
 
 @pytest.mark.places("spark", "slurm")

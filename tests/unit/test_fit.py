@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from horovod_runner import DataError, fit
+from horovod_runner.integrations.training.classes import Classes, is_class_loss
 from horovod_runner.integrations.training.schedules import schedule_of
 from horovod_runner.integrations.training.where import choose
 
@@ -170,6 +171,28 @@ def test_accuracy_takes_scores_of_classes_and_of_one_class(
     from horovod_runner.integrations.training.metrics import accuracy
 
     assert float(accuracy(torch.tensor(output), torch.tensor(label))) == pytest.approx(right)
+
+
+@pytest.mark.parametrize(
+    ("loss", "of_classes"),
+    [
+        ("NLLLoss", True),
+        ("nll_loss", True),
+        ("BCEWithLogitsLoss", True),
+        ("SparseCategoricalCrossentropy with logits", True),
+        ("PoissonNLLLoss", False),
+        ("gaussian_nll_loss", False),
+        ("MSELoss", False),
+    ],
+)
+def test_a_loss_says_whether_a_model_predicts_classes(loss: str, of_classes: bool) -> None:
+    assert is_class_loss(loss) == of_classes
+
+
+@pytest.mark.parametrize("loss", ["BCEWithLogitsLoss", "BinaryCrossentropy with logits"])
+def test_each_output_of_a_binary_loss_has_a_probability_of_its_own(loss: str) -> None:
+    _, probabilities = Classes(loss)(np.array([[5.0, 5.0, -5.0]]))
+    np.testing.assert_allclose(probabilities, 1 / (1 + np.exp([[-5.0, -5.0, 5.0]])))
 
 
 def of_column(output: Any, label: Any) -> Any:

@@ -217,9 +217,14 @@ def nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def read_gpus(gpus: tuple[str, ...], libraries: Path) -> str:
+def test_a_pynvml_that_lacks_a_function_measures_the_rest(nvml: Path) -> None:
+    old = "import pynvml; del pynvml.nvmlDeviceGetCurrentClocksEventReasons\n"
+    assert read_gpus(("0", "GPU-bbbb-1"), nvml, old) == "(2, 0.6, 3000, 160000, 0)"
+
+
+def read_gpus(gpus: tuple[str, ...], libraries: Path, before: str = "") -> str:
     code = (
-        "from horovod_runner.host.gpu_meter import GpuMeter\n"
+        f"{before}from horovod_runner.host.gpu_meter import GpuMeter\n"
         f"print(tuple(GpuMeter({gpus!r}).read()))"
     )
     variables = {"LD_LIBRARY_PATH": str(libraries)}

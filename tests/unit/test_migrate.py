@@ -204,6 +204,7 @@ CHANGED = {
         - keras.callbacks.ModelCheckpoint(filepath=folder + '/model.hdf5')
         + keras.callbacks.ModelCheckpoint(filepath=folder + '/model.keras')
           keras.callbacks.ModelCheckpoint("model.h5")
+          keras.callbacks.ModelCheckpoint("%s/best.keras" % "/dbfs/models")
         - model.save_weights("end.h5")
         - model.load_weights("end.h5")
         + model.save_weights("end.weights.h5")
@@ -568,6 +569,12 @@ TOLD = {
 }
 # Code of today, and code that says that it is for Keras 2.
 LEFT = {
+    "a path that grows": """
+        import keras
+        from settings import *
+        path = "/dbfs" + path
+        keras.callbacks.ModelCheckpoint(path, save_weights_only=True)
+        """,
     "a training as in the docs": """
         KERAS
         rate = 0.001 * hvd.size()

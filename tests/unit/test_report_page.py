@@ -22,6 +22,7 @@ import pytest
 
 from horovod_runner.common.text import is_secret
 from horovod_runner.results import registry, saved_run
+from horovod_runner.results.metrics_table import Metrics
 from horovod_runner.results.page import logs, numbers, ranks
 from horovod_runner.results.page.document import page
 from horovod_runner.results.page.over_time import Timeline
@@ -116,6 +117,14 @@ def test_what_was_reported_once_is_a_sentence_and_no_chart() -> None:
     RunLog(run).add([Report(0, {"twice": 1}, 8), Report(0, {"bad": math.nan}, 8)])
     assert list(drawn(run)) == ["twice"]
     assert "Less than two values to draw: once 3.25 (step 7); bad nan (step 8)." in page(run)
+
+
+def test_a_metric_whose_only_value_was_thinned_away_is_left_out() -> None:
+    run = made_up_run(1, 1, profile=False, reporting=())
+    run._metrics = Metrics(max_rows=4)  # as of a run with very many reports
+    for step in range(8):
+        RunLog(run).add([Report(0, {"loss": 1.0} | ({"once": 3.0} if step == 1 else {}), step)])
+    assert list(drawn(run)) == ["loss"]
 
 
 @pytest.mark.parametrize("value", [1e299, -1e299, 5e-324, 1e17, 0.0, 1e-12])

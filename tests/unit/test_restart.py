@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod_runner import CheckpointError, HangError, LaunchError, RankFailedError, SlotError
+from horovod_runner import (
+    CheckpointError,
+    HangError,
+    LaunchError,
+    RankFailedError,
+    RanksChangedError,
+    SlotError,
+)
+from horovod_runner.checkpoints.archive import Archive
+from horovod_runner.common.options import Options
+from horovod_runner.driver.attempts import run_attempts
+from horovod_runner.driver.launcher import Launch, Launcher, LaunchRequest
+from horovod_runner.driver.requests import Requests
 from horovod_runner.driver.restarts import End, RestartPolicy, end_of
+from horovod_runner.results.run import Run
+from horovod_runner.wire.job import Job, Outcome, WorkerOutcome
+from tests.events import telling
 
 _LOST = RankFailedError("", rank=1, exit_code=-9)
 _THE_SAME = "the same error occurred again at the same place"
@@ -117,3 +134,41 @@ def test_signals_lost_tasks_and_launches_are_losses_and_the_rest_errors(
     end = end_of(error, 4)
     assert isinstance(end, End)
     assert (end.kind, end.step) == (kind, 4)
+
+
+class _Leaving(Launch, Launcher):
+    """A launcher whose ranks leave for another number of ranks, and which has no slots then."""
+
+    where = "test"
+    channel_host = "127.0.0.1"
+    shares_files = True
+    finished = True
+
+    def slots(self, size: int, patience: float = 0.0) -> int:
+        raise SlotError("0 slots are free")
+
+    def launch(self, request: LaunchRequest) -> _Leaving:
+        return self
+
+    def outcomes(self) -> list[Outcome]:
+        error = RanksChangedError("left at a commit")
+        worker = WorkerOutcome(False, 1, pickle.dumps(error))
+        return [Outcome(rank, rank, exit_code=1, worker=worker) for rank in range(2)]
+
+
+def test_the_record_says_why_no_attempt_follows_a_change_of_the_number_of_ranks(
+    tmp_path: Path,
+) -> None:
+    options = Options(np=-2, checkpoint_dir=tmp_path)
+    run, job = Run("0a1b2c3d", -2), Job("0a1b2c3d", 2, options, b"")
+    with Archive(job.run_id, options) as archive, pytest.raises(SlotError):
+        run_attempts(
+            job,
+            _Leaving(),
+            telling(run=run),
+            archive=archive,
+            dataframes={},
+            requests=Requests(),
+            restarts=RestartPolicy(0),
+        )
+    assert "0 slots are free" in run.attempts[-1].error

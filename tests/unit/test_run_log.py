@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from copy import deepcopy
+from dataclasses import fields
 from pathlib import Path
 
 import msgspec
@@ -14,7 +15,7 @@ from horovod_runner.common.slots import RankInfo
 from horovod_runner.errors import HorovodRunnerError
 from horovod_runner.results.recorder import failed
 from horovod_runner.results.run import Run
-from horovod_runner.results.run_log import LogReader, RunLog, load, save, summary
+from horovod_runner.results.run_log import LogReader, RunLog, RunState, load, save, summary
 from horovod_runner.wire import events
 from horovod_runner.wire.events import Event, Notice, Output, Report
 from horovod_runner.wire.framing import frame
@@ -194,3 +195,9 @@ def test_a_password_is_not_written(path: Path) -> None:
     log.add([events.CheckpointKept("s3://me:my-password@bucket", SAVED)])
     log.flush()
     assert b"my-password" not in path.read_bytes()
+
+
+def test_all_attributes_of_a_run_are_in_its_file() -> None:
+    apart = {"profile", "recorded"}  # an event of its own, and the time of the file
+    attributes = {each.name for each in fields(Run) if not each.name.startswith("_")}
+    assert attributes - apart == set(RunState.__struct_fields__) - {"checkpoints"}

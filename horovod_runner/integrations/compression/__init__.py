@@ -1,7 +1,6 @@
 """Compressed gradients for ``horovod.torch``: ``Compression.bf16`` and ``Compression.powersgd``.
 
-May import worker and errors. The modules import torch and Horovod, so they are imported when
-``horovod.torch`` is.
+The modules import torch and Horovod, so they are imported when ``horovod.torch`` is.
 """
 
 from __future__ import annotations

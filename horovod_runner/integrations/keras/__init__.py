@@ -1,8 +1,7 @@
 """Horovod for Keras 3, on the TensorFlow and the torch backend, with the names of horovod.keras.
 
 Users import it as `horovod_runner.keras`. This ``__init__`` imports nothing at first: a driver
-imports it for code that only the ranks run, and may have no Horovod. May import worker, checkpoints
-and common.
+imports it for code that only the ranks run, and may have no Horovod.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """Loops of one's own: `prepare` their parts, count `epochs`, keep what is `checkpointed`.
 
 Each module works on objects of torch or Keras that the user made, and imports a framework only if
-the user's objects are of it. May import `integrations.keras`, `data` and `worker`, and what these
-may import.
+the user's objects are of it.
 """

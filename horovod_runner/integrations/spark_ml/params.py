@@ -180,7 +180,7 @@ def with_params(*tables: Mapping[str, Declaration], also: Sequence[str] = ()) ->
     The class has ``setParams``, too.
 
     Args:
-        tables: the Params, by name; ``params_of`` gives the names of a class.
+        tables: the Params, by name.
         also: Params of a base of Spark's that get a setter.
     """
     declared = {name: value for table in tables for name, value in table.items()}

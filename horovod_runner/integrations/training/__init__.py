@@ -11,7 +11,5 @@
     Fitted                       fitted.py      what fit returns
 
 `rows` splits a DataFrame into rows to train and to validate with. `horovod_runner.ml` and
-`horovod.spark`'s estimators describe their trainings to it. May import `integrations.loops`,
-`integrations.keras`, `integrations.lightning`, and `run` and what that may import. Must not import
-the estimators.
+`horovod.spark`'s estimators describe their trainings to it.
 """

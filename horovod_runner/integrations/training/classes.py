@@ -26,6 +26,8 @@ def loss_name(loss: Any) -> str:
 def is_class_loss(name: str) -> bool:
     """Whether a loss, by its name, compares scores of classes with a class."""
     plain = name.lower().replace("_", "")
+    if plain.startswith(("poisson", "gaussian")):  # their NLLLoss is one of numbers
+        return False
     return any(part in plain for part in ("crossentropy", "nllloss", "bcewithlogits", "bceloss"))
 
 
@@ -48,6 +50,8 @@ class Classes:
             probabilities = np.stack([1 - ones, ones], axis=1)
         elif self.loss_name in ("NLLLoss", "nll_loss"):
             probabilities = np.exp(scores)
+        elif has_logits and self.loss_name.lower().startswith(("bce", "binary")):
+            probabilities = 1 / (1 + np.exp(-scores))
         elif not has_logits and self.loss_name not in ("CrossEntropyLoss", "cross_entropy"):
             probabilities = scores
         else:  # torch's CrossEntropyLoss takes logits, too

@@ -27,6 +27,8 @@ def metrics(view: View) -> dict[str, Any] | None:
     counted = set()  # metrics that were reported without a step
     for rank in sorted(view.run._metrics.ranks):
         for name, reports in view.run._metrics.series(rank).items():
+            if not reports:  # its only values were thinned away
+                continue
             rows = [
                 (n if step is None else step, attempt, value)
                 for n, (attempt, step, value) in enumerate(reports)

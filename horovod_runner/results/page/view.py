@@ -19,7 +19,7 @@ COLOURS: Final = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9", "#cc79a
 KINDS: Final = (
     ("compute", "compute", COLOURS[0]),
     ("data", "wait for data", COLOURS[1]),
-    ("waiting", "wait for other ranks", COLOURS[3]),
+    ("waiting", "wait for the slowest rank", COLOURS[3]),
     ("moving", "reduce", COLOURS[4]),
     ("report", "report", COLOURS[2]),
     ("checkpoint", "checkpoint", COLOURS[5]),

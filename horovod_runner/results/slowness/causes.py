@@ -225,7 +225,7 @@ def _warm_up(case: Case, _: Sequence[Finding]) -> Iterator[Finding]:
     data = start.spent.get("data", 0.0)
     if data > start.seconds / 2:
         why = f"{data:.1f} s of it went into waiting for data{stage_text([start])}"
-        advice = "what is packed once is used again: by longer runs, and by runs with a data_dir"
+        advice = "what is packed once is used again: by longer runs, and by runs with a shared_dir"
     else:
         why = "the training compiles or warms up"
         advice = (

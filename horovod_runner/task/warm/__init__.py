@@ -4,5 +4,5 @@
     the next   task --descriptors, environment--> fork server --fork--> guard --> worker
 
 `client` is the task's side, `server` the fork server, `protocol` what they say to each other, and
-`fingerprint` decides whether a fork server fits. May import worker, host and wire.
+`fingerprint` decides whether a fork server fits.
 """

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _PARTS: Final = (
     ("compute", "green", "█", "#"),
     ("wait for data", "yellow", "▓", "="),
-    ("wait for ranks", "red", "▒", ":"),
+    ("wait for the slowest rank", "red", "▒", ":"),
     ("reduce", "blue", "░", "-"),
     ("report, checkpoint", "magenta", "▚", "+"),
 )

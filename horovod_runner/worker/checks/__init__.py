@@ -5,5 +5,5 @@ call of something slow. A rank sends what it sees to the driver (`notes`), which
 and warns once.
 
 A worker does not import this package at its start, only with the library that is checked
-(:mod:`horovod_runner.run.import_hooks`). It may import worker, wire and common.
+(:mod:`horovod_runner.run.import_hooks`).
 """

@@ -27,11 +27,11 @@ def explain_pdb(pdb: ModuleType) -> None:
     Those that read from elsewhere, as from a socket, stay as they are.
     """
 
-    @instead_of(pdb, "set_trace")
-    def set_trace(plain: Callable[..., None], **options: Any) -> None:
-        if is_empty(sys.stdin):
+    @instead_of(pdb.Pdb, "set_trace")
+    def set_trace(plain: Callable[..., None], self: Any, frame: Any = None, **options: Any) -> None:
+        if is_empty(sys.stdin if self.use_rawinput else self.stdin):
             _refuse_debugger()
-        plain(**options)
+        plain(self, frame or sys._getframe(2), **options)  # the caller's, beyond `instead_of`
 
     @instead_of(pdb.Pdb, "interaction")
     def interaction(plain: Callable[..., None], self: Any, *arguments: Any) -> None:

@@ -340,14 +340,23 @@ def _file(code: Code, call: cst.Call) -> OldCode | None:
 
 def _last_text(code: Code, node: cst.BaseExpression) -> str | None:
     """The literal that a path ends with; None if it ends with something else."""
-    if isinstance(node, cst.BinaryOperation):
-        return _last_text(code, node.right)
-    if isinstance(node, cst.Call) and tree.dotted(node.func).endswith("join") and node.args:
-        return _last_text(code, node.args[-1].value)
-    if isinstance(node, cst.Name):
-        values = code.values(node)
-        return _last_text(code, values[0]) if len(values) == 1 else None
-    return tree.string(node)
+    known: list[cst.BaseExpression] = []  # path = "/dbfs" + path
+    while node not in known:
+        known.append(node)
+        if isinstance(node, cst.BinaryOperation):
+            if not isinstance(node.operator, cst.Add | cst.Divide):
+                return None
+            node = node.right
+        elif isinstance(node, cst.Call) and tree.dotted(node.func).endswith("join") and node.args:
+            node = node.args[-1].value
+        elif isinstance(node, cst.Name):
+            values = code.values(node)
+            if len(values) != 1:
+                return None
+            node = values[0]
+        else:
+            return tree.string(node)
+    return None
 
 
 fix(
