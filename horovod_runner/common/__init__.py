@@ -1,1 +1,1 @@
-"""What all rooms share: options, limits, clocks, numbers, text for people, files, Spark sessions."""
+"""What all rooms share: options, limits, clocks, numbers, texts, files, Spark sessions."""

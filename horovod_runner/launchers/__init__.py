@@ -1,4 +1,4 @@
 """Start the ranks of a run: as local processes, as a Spark barrier job, or with Slurm's srun.
 
-Each launcher extends the base classes of `driver.launcher`. It reports outcomes and decides nothing.
+Each extends the base classes of `driver.launcher`. It reports outcomes and decides nothing.
 """
