@@ -17,7 +17,7 @@ import shutil
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
@@ -68,9 +68,9 @@ def write_arrays(path: Path, state: Any) -> None:
             return [type(value).__name__, [encode(item) for item in value]]
         if isinstance(value, (numpy.ndarray, numpy.generic)):
             name, array = f"a{len(arrays)}", numpy.asarray(value)
-            # NumPy would store types of other packages (bfloat16) as raw bytes.
-            is_foreign = array.dtype.kind == "V"
-            arrays[name] = array.view(f"u{array.itemsize}") if is_foreign else array
+            # NumPy would store types of other packages as raw bytes.
+            foreign = is_foreign(array.dtype)
+            arrays[name] = array.view(f"u{array.itemsize}") if foreign else array
             kind = "scalar" if isinstance(value, numpy.generic) else "array"
             return [kind, name, array.dtype.name]
         if type(value) is int and not -(2**63) <= value < 2**63:
@@ -127,6 +127,23 @@ def read(kind: Kind, path: Path) -> Any:
         ) from error
 
 
+def is_foreign(dtype: Any) -> bool:
+    """Whether a type of NumPy's arrays is one of another package, such as bfloat16."""
+    return bool(dtype.type.__module__ != "numpy")
+
+
+def foreign_type(name: str) -> Any:
+    """A type of another package by its name.
+
+    Raises:
+        ImportError: ml_dtypes, which has all of them, is not installed here.
+    """
+    import ml_dtypes
+    import numpy
+
+    return numpy.dtype(getattr(ml_dtypes, name))
+
+
 def _read_torch(path: Path) -> Any:
     import torch
 
@@ -136,23 +153,33 @@ def _read_torch(path: Path) -> Any:
 
 def numpy_allowed(torch: Any) -> Any:
     """A context in which ``weights_only`` accepts NumPy arrays and numbers: they hold no code."""
-    allow = getattr(torch.serialization, "safe_globals", None)
     try:
         import numpy
     except ImportError:
         return nullcontext()
-    if allow is None:  # torch before 2.5
-        return nullcontext()
     package = "_core" if numpy.lib.NumpyVersion(numpy.__version__) >= "2.0.0" else "core"
     multiarray = import_module(f"numpy.{package}.multiarray")
-    codes = [*numpy.typecodes["AllFloat"], *numpy.typecodes["AllInteger"], *"?USFD"]
+    codes = [*numpy.typecodes["AllFloat"], *numpy.typecodes["AllInteger"], *"?USFDV"]
     dtypes = {type(numpy.dtype(code)) for code in [*codes, "M8[s]", "m8[s]"]}
-    allowed = [numpy.ndarray, numpy.dtype, *dtypes]
+    allowed = [numpy.ndarray, numpy.dtype, numpy.record, *dtypes, *_foreign_types()]
     # Under both names: NumPy 2 renamed the package.
     for name in ("_reconstruct", "scalar"):
         function = getattr(multiarray, name)
         allowed += [(function, f"numpy.{home}.multiarray.{name}") for home in ("core", "_core")]
-    return allow(allowed)
+    return torch.serialization.safe_globals(allowed)
+
+
+def _foreign_types() -> Iterator[type]:
+    """The types of ml_dtypes, and those of their dtypes; none where it is not installed."""
+    try:
+        import ml_dtypes
+        import numpy
+    except ImportError:
+        return
+    for kind in vars(ml_dtypes).values():
+        if isinstance(kind, type) and issubclass(kind, numpy.generic):
+            yield kind
+            yield type(numpy.dtype(kind))
 
 
 def _read_arrays(path: Path) -> Any:
@@ -165,9 +192,7 @@ def _read_arrays(path: Path) -> Any:
             with archive.open(f"{name}.npy") as file:
                 array = npy.read_array(file, allow_pickle=False)
             if array.dtype.name != dtype and array.dtype.kind == "u":
-                import ml_dtypes
-
-                return array.view(getattr(ml_dtypes, dtype))
+                return array.view(foreign_type(dtype))
             return array
 
         def decode(encoded: Any) -> Any:

@@ -31,7 +31,7 @@ class KerasCopier:
     """Copies models into a clone, which is reused while the model stays the same."""
 
     def __init__(self) -> None:
-        self._model: Any = None
+        self._made_of: list[Any] = []
         self._clone: Any = None
 
     def copy(self, model: Any) -> Callable[[Path], object]:
@@ -41,8 +41,9 @@ class KerasCopier:
         """
         # Keras creates the optimizer's variables late.
         fits = self._clone is None or _same_shapes(self._clone, model)
-        if self._model is not model or not fits:
-            self._model, self._clone = model, _clone_of(model)
+        made_of = _made_of(model)
+        if self._made_of != made_of or not fits:
+            self._made_of, self._clone = made_of, _clone_of(model)
         if self._clone is None:
             saved = _saved(model)
             return lambda path: path.write_bytes(saved)
@@ -50,6 +51,12 @@ class KerasCopier:
         for target, source in zip(targets, sources, strict=True):
             target.assign(source)
         return partial(_save, self._clone)
+
+
+def _made_of(model: Any) -> list[Any]:
+    """What a clone is made of, beside variables: the model, its last compile(), what it trains."""
+    trained = (layer.trainable for layer in model._flatten_layers())
+    return [model, getattr(model, "_compile_config", None), *trained]
 
 
 def _same_shapes(model: Any, other: Any) -> bool:

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from horovod_runner.checkpoints.formats import foreign_type, is_foreign
 from horovod_runner.checkpoints.snapshot import is_dense, map_state
 
 _ALIGNMENT: Final = 64
@@ -80,8 +81,7 @@ class StateLayout:
         numpy: Any = sys.modules["numpy"]
         array = numpy.asarray(value)
         dtype = array.dtype
-        # Types of other packages, such as bfloat16, have a name only.
-        name = dtype.str if numpy.dtype(dtype.str) == dtype else dtype.name
+        name = dtype.name if is_foreign(dtype) else dtype.str
         if dtype.names is not None:
             file = io.BytesIO()
             numpy.lib.format.write_array(file, array, allow_pickle=False)
@@ -199,9 +199,7 @@ def _read_array(memory: Memory, at: int, name: str, shape: list[int]) -> Any:
     try:
         dtype: Any = numpy.dtype(name)
     except TypeError:
-        import ml_dtypes
-
-        dtype = numpy.dtype(getattr(ml_dtypes, name))
+        dtype = foreign_type(name)
     if not math.prod(shape):
         return numpy.empty(shape, dtype)
     return numpy.ndarray(shape, dtype, memory, at).copy()

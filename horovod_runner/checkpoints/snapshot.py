@@ -129,7 +129,9 @@ def pack_folder(folder: Path, file: Any) -> None:
             f"{str(folder)!r} is not a folder: a checkpoint's state is a dict, a Keras model, "
             "bytes, or the path of an existing folder"
         )
-    with tarfile.open(fileobj=file, mode="w") as tar:
+    # What links lead to, and not the links: it may be outside of the folder, as in a snapshot of
+    # Hugging Face's.
+    with tarfile.open(fileobj=file, mode="w", dereference=True) as tar:
         tar.add(folder, arcname=".")
 
 
@@ -183,6 +185,8 @@ def map_state(
         if numpy is not None and isinstance(value, (numpy.generic, numpy.ndarray)):
             if value.dtype.hasobject:
                 raise _not_storable(value, where, f" of dtype {value.dtype}")
+            if isinstance(value, numpy.ndarray):
+                value = numpy.asarray(value)  # no reader knows other classes, such as memmap
             return map_array(value, where)
         raise _not_storable(value, where)
 
@@ -224,7 +228,7 @@ def _map_leaves(value: Any, where: str, leaf: Callable[[Any, str], Any]) -> Any:
     ``where`` is the place in the state: "['model'][0]".
     """
     kind = type(value)
-    if kind in (dict, OrderedDict) or (isinstance(value, Mapping) and not hasattr(value, "shape")):
+    if isinstance(value, Mapping) and not hasattr(value, "shape"):
         mapped: dict[Any, Any] = OrderedDict() if kind is OrderedDict else {}
         for key, item in value.items():
             if type(key) not in PLAIN:

@@ -169,8 +169,7 @@ def patch_arguments(module: Any) -> None:
         import torch
 
         rank = context.current()
-        device = getattr(torch, "accelerator", torch.cuda)  # torch.accelerator is of torch 2.6
-        if rank is not None and rank.size > 1 and not device.is_available():
+        if rank is not None and rank.size > 1 and not torch.accelerator.is_available():
             self.use_cpu = True
         return plain(self, *args, **options)
 

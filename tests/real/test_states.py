@@ -11,7 +11,7 @@ import pytest
 
 from horovod_runner.checkpoints import formats
 from horovod_runner.checkpoints.commits import Commit, Commits
-from horovod_runner.checkpoints.snapshot import Copier
+from horovod_runner.checkpoints.snapshot import Copier, map_state
 from horovod_runner.common.numbers import check_report
 from horovod_runner.wire.marker import SUFFIXES
 from tests.stores import mounted
@@ -216,6 +216,47 @@ def test_arrays_and_plain_values_are_restored(tmp_path: Path) -> None:
     assert [restored[name] for name in names] == [state[name] for name in names]
 
 
+@both_ways
+@pytest.mark.parametrize("beside_torch", [False, True])
+def test_arrays_of_rare_types_are_restored(tmp_path: Path, keep: Keep, beside_torch: bool) -> None:
+    import ml_dtypes
+    import numpy as np
+    import torch
+
+    table = np.array([(1, 2.5), (3, 4.5)], [("id", "i4"), ("x", "f8")])
+    state: dict[str, Any] = {
+        "table": table,
+        "row": table[1],
+        "records": table.view(np.recarray),
+        "raw": np.full(2, b"abc", "V3"),
+        "brain": ml_dtypes.bfloat16(1.5),
+        "float8": np.ones(3, ml_dtypes.float8_e5m2),
+        "int4": np.ones(3, ml_dtypes.int4),
+    }
+    restored, _ = keep(state | ({"w": torch.ones(1)} if beside_torch else {}), tmp_path)
+    for name, value in state.items():
+        assert restored[name].dtype == value.dtype
+        assert (restored[name] == value).all()
+
+
+def test_a_part_of_a_sharded_state_is_an_array_of_no_other_class(tmp_path: Path) -> None:
+    import numpy as np
+
+    rows = np.memmap(tmp_path / "rows", "f4", "w+", shape=3)
+    mapped, _ = map_state({"rows": rows}, lambda it, _: it, lambda it, _: it, sharded=True)
+    assert type(mapped["rows"]) is np.ndarray
+
+
+@both_ways
+def test_a_folder_has_the_files_that_its_links_lead_to(tmp_path: Path, keep: Keep) -> None:
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "blobs" / "1f").write_text("weights")
+    (tmp_path / "snapshot").mkdir()
+    (tmp_path / "snapshot" / "model").symlink_to("../blobs/1f")
+    restored, _ = keep(tmp_path / "snapshot", tmp_path)
+    assert (restored / "model").read_text() == "weights"
+
+
 def test_bytes_and_folders_are_restored(tmp_path: Path) -> None:
     assert round_trip(b"\x00\x01", tmp_path) == (b"\x00\x01", "bytes")
     (tmp_path / "mine" / "deep").mkdir(parents=True)
@@ -249,6 +290,29 @@ def test_a_compiled_keras_model_is_restored_with_its_optimizer(tmp_path: Path) -
     both = zip(restored.optimizer.variables, model.optimizer.variables, strict=True)
     assert all(np.array_equal(ours.numpy(), theirs.numpy()) for ours, theirs in both)
     restored.fit(np.ones((8, 3)), np.ones(8), verbose=0)
+
+
+def test_a_keras_model_that_is_compiled_again_or_frozen_is_copied_as_it_is(tmp_path: Path) -> None:
+    import keras
+    import numpy as np
+
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2), keras.layers.Dense(1)])
+    copier = Copier()
+
+    def copied() -> Any:
+        model.fit(np.ones((8, 3)), np.ones(8), verbose=0)
+        return round_trip(model, tmp_path, copier)[0]
+
+    model.compile(keras.optimizers.Adam(beta_1=0.5), "mse")
+    assert copied().optimizer.beta_1 == 0.5
+    clone = copier._keras._clone
+    copied()
+    assert copier._keras._clone is clone  # to make one takes longer than to copy
+    model.compile(keras.optimizers.Adam(beta_1=0.7), "mae")
+    restored = copied()
+    assert (restored.optimizer.beta_1, restored.loss) == (0.7, "mae")
+    model.layers[0].trainable = False
+    assert [layer.trainable for layer in copied().layers] == [False, True]
 
 
 def test_keras_models_reach_a_store_that_is_only_written_in_sequence(tmp_path: Path) -> None:

@@ -113,8 +113,7 @@ class _Loop:
             self._autocast = torch.autocast(self._device.type, getattr(torch, training.precision))
         self._scaler = None
         if training.precision == "float16" and self._device.type == "cuda":
-            moved = hasattr(torch.amp, "GradScaler")  # since torch 2.3
-            self._scaler = torch.amp.GradScaler("cuda") if moved else torch.cuda.amp.GradScaler()
+            self._scaler = torch.amp.GradScaler("cuda")
         self._rows = batch_norm.CountedRows()
         if training.syncs_batch_norm and self._ranks > 1:
             self._rows = batch_norm.synchronize(model)

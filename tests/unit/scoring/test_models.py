@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from horovod_runner.common.files import unpack
 from horovod_runner.run.pickling import pickle_for_ranks
 
 torch = pytest.importorskip("torch")
@@ -32,6 +33,18 @@ def test_a_module_with_parametrizations_travels(tmp_path: Path) -> None:
     np.testing.assert_array_equal(
         TorchKind("module").load(tmp_path / "net", "cpu")({"x": x}), expected
     )
+
+
+def test_a_logged_folder_travels_with_the_files_that_its_links_lead_to(tmp_path: Path) -> None:
+    from horovod_runner.data.scoring.models.mlflow import PyfuncKind
+
+    (tmp_path / "blob").write_text("weights")
+    for name in ("logged", "there"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "logged" / "model.bin").symlink_to("../blob")
+    PyfuncKind().write(tmp_path / "logged", tmp_path / "file", ())
+    unpack(tmp_path / "file", tmp_path / "there")
+    assert (tmp_path / "there" / "model" / "model.bin").read_text() == "weights"
 
 
 @pytest.mark.parametrize(

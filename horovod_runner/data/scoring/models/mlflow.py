@@ -29,7 +29,7 @@ class PyfuncKind:
 
     def write(self, model: Any, path: Path, ship_modules: Sequence[ModuleType]) -> None:
         """Put the logged folder into one file."""
-        with tarfile.open(path, "x") as tar:
+        with tarfile.open(path, "x", dereference=True) as tar:  # links may lead out of the folder
             tar.add(model, _FOLDER)
 
     def load(self, path: Path, device: str) -> Call:
