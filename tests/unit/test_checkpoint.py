@@ -206,7 +206,11 @@ def test_checkpoints_without_the_metric_rank_last() -> None:
         ("relative/x", "relative/x"),
         ("file:///data/x", "/data/x"),
         ("file:/data/x", "/data/x"),
+        ("run-2026-01-31T08:15:30/x", "run-2026-01-31T08:15:30/x"),
+        ("model:v2", "model:v2"),
         ("s3://bucket/x", None),
+        ("dbfs:/not/mounted/here", None),
+        ("simplecache::s3://bucket/x", None),
         ("hdfs://host/x", None),
     ],
 )

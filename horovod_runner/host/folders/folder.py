@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Final, Protocol
 
 PART: Final = ".part-"  # the start of an unfinished file's name
-# "s3://bucket", "dbfs:/x", but not the letter of a drive.
-_SCHEME = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+):")
+# "s3://bucket", "dbfs:/x", "simplecache::s3://bucket", but not the letter of a drive, and not a
+# folder named after the time, "run-2026-01-31T08:15".
+_SCHEME = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+):(?=[/:])")
 
 
 class Folder(Protocol):
@@ -80,4 +81,4 @@ def local_path(url: str) -> Path | None:
 def is_elsewhere(url: str) -> bool:
     """Whether a folder does not depend on this process: a URL, or an absolute path."""
     path = local_path(url)
-    return bool(url) and (path is None or path.is_absolute())
+    return path is None or path.is_absolute()

@@ -95,16 +95,18 @@ def describe(
     """
     if isinstance(error, CheckpointError):
         return str(error)
-    told = problem(error)
-    if folder is not None and isinstance(error, OSError):
-        told = write_problem(error, folder)
+    told = (
+        write_problem(error, folder)
+        if folder is not None and isinstance(error, OSError)
+        else problem(error)
+    )
     text = without_password(told).rstrip(". ") or type(error).__name__
     return f"{text}. {(full if is_full(error) else None) or advice(error) or otherwise}"
 
 
 def advice(error: BaseException) -> str:
     """The likely cause, and what to change; empty if nothing is known about the error."""
-    texts = [f"{type(each).__name__}: {problem(each)}" for each in _causes(error)]
+    texts = [f"{type(each).__name__}: {_words(each)}" for each in _causes(error)]
     for pattern, sentence in _BY_TEXT:
         if any(re.search(pattern, text, re.IGNORECASE) for text in texts):
             return sentence
@@ -117,6 +119,14 @@ def advice(error: BaseException) -> str:
             return _BY_NUMBER[int(quoted[1])]
     kinds = ((PermissionError, _REFUSED), (FileNotFoundError, _ABSENT), (ConnectionError, _AWAY))
     return next((sentence for kind, sentence in kinds if isinstance(error, kind)), "")
+
+
+def _words(error: BaseException) -> str:
+    """The text of an error without paths and URLs: a folder may be named "connections"."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return error.strerror
+    words = re.split(r"[\s\"'<>]+", problem(error))
+    return " ".join(word for word in words if "/" not in word)
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
