@@ -8,8 +8,8 @@ its check stand together, here and nowhere else.
 
 from __future__ import annotations
 
+import math
 import os
-import warnings
 from ast import literal_eval
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
@@ -108,15 +108,18 @@ def _whole(name: str, value: object, least: int, note: str) -> None:
         raise ValueError(f"{name} must be at least {least}, not {value}; {note}")
 
 
-def _check_modules(ship_modules: object) -> None:
-    if not isinstance(ship_modules, Iterable):
-        raise TypeError(f"ship_modules must be a list of modules, not {ship_modules!r}")
-    for module in ship_modules:
+def _modules(given: object) -> tuple[ModuleType, ...]:
+    """The value of ``ship_modules``, checked."""
+    if not isinstance(given, Iterable):
+        raise TypeError(f"ship_modules must be a list of modules, not {given!r}")
+    modules = tuple(given)
+    for module in modules:
         if not isinstance(module, ModuleType):
             raise TypeError(
                 f"ship_modules must hold modules, not {type(module).__name__}: "
                 "import mymodule, then ship_modules=[mymodule]"
             )
+    return modules
 
 
 def _timeline_path(timeline: str | os.PathLike[str]) -> Path:
@@ -211,6 +214,7 @@ class DataConfig:
             that is free except 1 GiB (or a twentieth of the disk, if that is less).
 
     Raises:
+        TypeError: ``disk_limit`` is not a whole number.
         ValueError: ``shared_dir`` is not a folder, or ``disk_limit`` is below 0.
     """
 
@@ -224,8 +228,10 @@ class DataConfig:
                     f"shared_dir does not exist or is not a directory: {self.shared_dir}"
                 )
             _set(self, "shared_dir", Path(self.shared_dir).absolute())
-        if self.disk_limit is not None and self.disk_limit < 0:
-            raise ValueError(f"disk_limit is in bytes and cannot be {self.disk_limit}")
+        if self.disk_limit is not None:
+            if isinstance(self.disk_limit, float) and self.disk_limit.is_integer():  # 50e9
+                _set(self, "disk_limit", int(self.disk_limit))
+            _whole("disk_limit", self.disk_limit, 0, "it is a number of bytes")
 
 
 def _frameworks(given: object) -> bool | tuple[str, ...]:
@@ -300,8 +306,7 @@ class ClusterConfig:
             raise TypeError(f"limits must be a Limits(...), not {kind}")
         if self.slot_timeout is not None and self.slot_timeout < 0:
             raise ValueError(f"slot_timeout is in seconds and cannot be {self.slot_timeout}")
-        _check_modules(self.ship_modules)
-        _set(self, "ship_modules", tuple(self.ship_modules))
+        _set(self, "ship_modules", _modules(self.ship_modules))
         _set(self, "preload_frameworks", _frameworks(self.preload_frameworks))
         if self.preload_frameworks and self.launcher == "slurm":
             raise ValueError(
@@ -350,6 +355,8 @@ class DebugConfig:
                 f"hang_timeout is in seconds, above 0, and cannot be {self.hang_timeout}; None "
                 "never ends a run"
             )
+        if self.hang_timeout == math.inf:  # says the same as None
+            _set(self, "hang_timeout", None)
         _check_choices(self)
         if self.timeline is not None:
             _set(self, "timeline", _timeline_path(self.timeline))
@@ -523,14 +530,3 @@ def default_of(name: str) -> Any:
 
 def _names(kind: type[Any]) -> set[str]:
     return {option.name for option in fields(kind)}
-
-
-def warn_deprecated(np: int | tuple[int, int]) -> None:
-    """Warn of ``np=0``, for the caller of HorovodRunner."""
-    if np == 0:
-        warnings.warn(
-            "np=0 (all slots) is deprecated: the number of slots depends on which executors have "
-            "registered. Give the number of ranks.",
-            DeprecationWarning,
-            stacklevel=4,
-        )

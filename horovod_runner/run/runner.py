@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from horovod_runner.common.arguments import did_you_mean, meant, suggest_fields
@@ -15,7 +16,6 @@ from horovod_runner.common.options import (
     DataConfig,
     DebugConfig,
     Options,
-    warn_deprecated,
     where_options_are,
 )
 from horovod_runner.results.run import Run
@@ -89,7 +89,7 @@ class HorovodRunner:
         cluster_config: ClusterConfig | None = None,
         debug_config: DebugConfig | None = None,
     ) -> None:
-        _check_sinks(sinks)
+        sinks = _checked_sinks(sinks)
         #: All of the above, as one frozen object.
         self.options = Options(
             np=np,
@@ -107,7 +107,13 @@ class HorovodRunner:
             cluster_config=cluster_config or ClusterConfig(),
             debug_config=debug_config or DebugConfig(),
         )
-        warn_deprecated(np)
+        if np == 0:
+            warnings.warn(
+                "np=0 (all slots) is deprecated: the number of slots depends on which executors "
+                "have registered. Give the number of ranks.",
+                DeprecationWarning,
+                stacklevel=3,
+            )
         self._runs = Runs()
 
     @property
@@ -243,9 +249,10 @@ def _check_arguments(main: Callable[..., Any], kwargs: Mapping[str, Any]) -> Non
         ) from None
 
 
-def _check_sinks(sinks: Sequence[Sink]) -> None:
-    if isinstance(sinks, str):
-        raise TypeError(f"sinks must hold objects, and {sinks!r} is a string: sinks=[MLflowSink()]")
+def _checked_sinks(given: Iterable[Sink]) -> tuple[Sink, ...]:
+    if isinstance(given, str):
+        raise TypeError(f"sinks must hold objects, and {given!r} is a string: sinks=[MLflowSink()]")
+    sinks = tuple(given)
     for sink in sinks:
         if isinstance(sink, type):
             name = sink.__name__
@@ -255,3 +262,4 @@ def _check_sinks(sinks: Sequence[Sink]) -> None:
                 f"sinks must hold sinks (horovod_runner.sinks.Sink), and {sink!r} has none of "
                 f"the methods {', '.join(EVENTS)}"
             )
+    return sinks

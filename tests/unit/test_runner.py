@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import math
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -15,6 +16,8 @@ import pytest
 import horovod_runner
 from horovod_runner import (
     ClusterConfig,
+    DataConfig,
+    DebugConfig,
     HorovodRunner,
     current_attempt,
     load_checkpoint,
@@ -22,7 +25,7 @@ from horovod_runner import (
     report,
     save_checkpoint,
 )
-from horovod_runner.common.options import grouped
+from horovod_runner.common.options import STALL_WARN_SECONDS, grouped
 from horovod_runner.host.python_path import rank_path
 from horovod_runner.results.run import Run
 from horovod_runner.sinks import Sink
@@ -58,6 +61,9 @@ from horovod_runner.sinks.terminal import TerminalSink
         ({"np": 1, "mode": "max"}, ValueError, "mode='max' .*metric='accuracy'"),
         ({"np": 1, "timeline": "/tmp"}, ValueError, "timeline='/tmp' .*folder"),
         ({"np": 1, "timeline": "/no/such/t.json"}, ValueError, "timeline=.* /no/such$"),
+        ({"np": 1, "disk_limit": -1}, ValueError, "^disk_limit .* 0, .* -1; .*bytes"),
+        ({"np": 1, "disk_limit": 0.5}, TypeError, "^disk_limit .*int, .*float$"),
+        ({"np": 1, "disk_limit": "5 GB"}, TypeError, "^disk_limit .*int, .*str$"),
         ({"np": 1, "torch_profiler": 3}, TypeError, "torch_profiler .*True, False .* 3$"),
         ({"np": 1, "torch_profiler": __file__}, ValueError, f"torch_profiler='{__file__}' .*file"),
         ({"np": 1, "torch_profiler": "/no/such/x"}, ValueError, "torch_profiler=.* /no/such$"),
@@ -68,6 +74,29 @@ def test_wrong_arguments_are_told_at_once(
 ) -> None:
     with pytest.raises(error, match=text):
         HorovodRunner(**grouped(arguments))
+
+
+def test_a_number_of_bytes_may_be_written_as_a_float() -> None:
+    limit = DataConfig(disk_limit=50e9).disk_limit  # type: ignore[arg-type]
+    assert (limit, type(limit)) == (50_000_000_000, int)
+
+
+def test_a_run_that_never_hangs_may_be_written_as_one_without_end() -> None:
+    options = HorovodRunner(np=1, debug_config=DebugConfig(hang_timeout=math.inf)).options
+    assert options.debug_config.hang_timeout is None
+    assert options.stall_check_seconds == STALL_WARN_SECONDS
+
+
+def test_modules_and_sinks_may_come_from_a_generator() -> None:
+    sink = Sink()
+    config = ClusterConfig(ship_modules=(module for module in [math]))  # type: ignore[arg-type]
+    runner = HorovodRunner(
+        np=1,
+        sinks=(each for each in [sink]),  # type: ignore[arg-type]
+        cluster_config=config,
+    )
+    assert runner.options.sinks == (sink,)
+    assert runner.options.cluster_config.ship_modules == (math,)
 
 
 def test_np_is_keyword_only() -> None:
