@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copyreg
 import sys
+import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -15,6 +17,10 @@ import cloudpickle
 # Modules of torch that are of no plain type, which cloudpickle cannot pickle. It tries to where a
 # notebook's class says ``torch`` and has an attribute of that name: ``self.classes``.
 _ODD_MODULES: Final = ("torch.classes", "torch.ops")
+
+# How many runs that begin now ship a module, by its name: cloudpickle has one list for all threads.
+_uses: Counter[str] = Counter()
+_uses_lock: Final = threading.Lock()
 
 
 @contextmanager
@@ -28,15 +34,23 @@ def by_value(modules: Sequence[ModuleType]) -> Iterator[None]:
     for name in _ODD_MODULES:
         if name in sys.modules:
             copyreg.pickle(type(sys.modules[name]), _by_name)
-    registered = cloudpickle.list_registry_pickle_by_value()
-    shipped = [module for module in modules if module.__name__ not in registered]
-    for module in shipped:
-        cloudpickle.register_pickle_by_value(module)
+    shipped: list[ModuleType] = []
     try:
+        with _uses_lock:
+            of_user = {*cloudpickle.list_registry_pickle_by_value()} - {*_uses}
+            for module in modules:
+                if module.__name__ not in of_user:
+                    cloudpickle.register_pickle_by_value(module)
+                    _uses[module.__name__] += 1
+                    shipped.append(module)
         yield
     finally:
-        for module in shipped:
-            cloudpickle.unregister_pickle_by_value(module)
+        with _uses_lock:
+            for module in shipped:
+                _uses[module.__name__] -= 1
+                if not _uses[module.__name__]:
+                    del _uses[module.__name__]
+                    cloudpickle.unregister_pickle_by_value(module)
 
 
 def _by_name(module: Any) -> tuple[Any, tuple[str]]:

@@ -25,6 +25,8 @@ VARIABLE = "HOROVOD_RUNNER_DATA"
 TEMPORARY_VARIABLE = "HOROVOD_RUNNER_TEMPORARY"
 _LOCK, _LIMIT = "in-use", "limit"
 _RESERVE_BYTES = 1 << 30
+# Runs that begin and end at the same moment disturb each other once or twice.
+_TRIES = 10
 
 
 class RunFolder:
@@ -55,12 +57,8 @@ class RunFolder:
         self._lock = lock
 
     def __enter__(self) -> RunFolder:
-        _make_private(self._root)
-        sweep(self._root)
         try:
-            while self._lock is None:
-                self.path.mkdir(mode=0o700, exist_ok=True)
-                self._lock = _lock(self.path, fcntl.LOCK_SH)
+            self._create()
             if self._limit is not None:
                 (self.path / _LIMIT).write_text(str(self._limit))
         except OSError as error:
@@ -68,6 +66,20 @@ class RunFolder:
                 self.__exit__()
             raise _not_created(self.path, error) from error
         return self
+
+    def _create(self) -> None:
+        """Create the folder and lock it; again if the end of another run removes the root."""
+        for left in reversed(range(_TRIES)):
+            try:
+                _make_private(self._root)
+                sweep(self._root)
+                while self._lock is None:
+                    self.path.mkdir(mode=0o700, exist_ok=True)
+                    self._lock = _lock(self.path, fcntl.LOCK_SH)
+                return
+            except (FileNotFoundError, FileExistsError):
+                if not left:
+                    raise
 
     def __exit__(self, *_: object) -> None:
         with suppress(OSError):  # another process still uses it
@@ -187,11 +199,8 @@ def _root(parent: Path) -> Path:
 
 def _make_private(root: Path) -> None:
     """Create the user's folder. In a shared folder, another user may have taken its name."""
-    try:
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = root.lstat()
-    except OSError as error:
-        raise _not_created(root, error) from error
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = root.lstat()
     if not _is_private(status) and (not stat.S_ISDIR(status.st_mode) or _keeps_modes(root.parent)):
         raise DataError(
             f"{root} is not a private folder of this user: another user may have created it. "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fractions
 import functools
 import socket
 import sqlite3
@@ -12,10 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 
 from horovod_runner import ClusterConfig, DebugConfig, HorovodRunner, SerializationError
+from horovod_runner.common.by_value import by_value
 from horovod_runner.common.options import Options
 from horovod_runner.run import pickling
 from horovod_runner.run.make_job import make_job
@@ -142,6 +146,14 @@ def test_a_large_capture_warns_with_the_largest_part() -> None:
         runner.run(main)
     assert warned[0].filename == __file__
     make(main, {}, warn_bytes=1_000_000)
+
+
+def test_a_module_goes_along_with_each_of_two_runs_that_begin_together() -> None:
+    with contextlib.ExitStack() as second:
+        with by_value([fractions]):
+            second.enter_context(by_value([fractions]))
+        assert "fractions" in cloudpickle.list_registry_pickle_by_value()
+    assert "fractions" not in cloudpickle.list_registry_pickle_by_value()
 
 
 def test_a_module_of_ones_own_goes_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from horovod_runner.errors import DataError
+from horovod_runner.host import scratch
 from horovod_runner.host.scratch import RunFolder, check_room
 from tests.programs import Program
 
@@ -77,6 +78,19 @@ def test_a_folder_that_is_not_private_or_cannot_be_created_is_refused(tmp_path: 
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match=r"/file/horovod_runner.*Errno.*TMPDIR"):
         RunFolder("run", tmp_path / "file").__enter__()
+
+
+def test_the_end_of_another_run_does_not_stop_one_that_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end_another(root: Path) -> list[Path]:
+        monkeypatch.undo()
+        root.rmdir()  # as the last run there does
+        return scratch.sweep(root)
+
+    monkeypatch.setattr(scratch, "sweep", end_another)
+    with RunFolder("run", tmp_path) as folder:
+        assert folder.path.is_dir()
 
 
 def test_existing_files_count_against_the_limit(tmp_path: Path) -> None:
