@@ -9,6 +9,7 @@ all are visible, and the rank's device becomes the current one when torch or Ten
 from __future__ import annotations
 
 import os
+import re
 import sys
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,9 @@ from horovod_runner.common.slots import Slot
 
 if TYPE_CHECKING:
     from horovod_runner.common.options import Pinning
+
+# An index, or the start of a UUID.
+_DEVICE = re.compile(r"\d+$|GPU-|MIG-")
 
 
 def visible_gpus(patience: float = DEFAULTS.nvidia_smi) -> tuple[str, ...]:
@@ -29,8 +33,9 @@ def visible_gpus(patience: float = DEFAULTS.nvidia_smi) -> tuple[str, ...]:
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
         devices = map(str.strip, named.split(","))
-        # CUDA ignores the first invalid entry and all that follow; "-1" and "" hide all.
-        return tuple(takewhile(lambda device: device and device[0] != "-", devices))
+        # CUDA ignores the first invalid entry and all that follow; "-1" and "" hide all, and so
+        # does "NoDevFiles", which Slurm gives a step without GPUs.
+        return tuple(takewhile(_DEVICE.match, devices))
     return tuple(index for index, _ in list_gpus(patience))
 
 

@@ -63,7 +63,7 @@ def start(framework: Framework, *, ranks_per_host: int | None = None, comm: Any 
     if _session is not None:
         raise RuntimeError("spmd.start() was called before: call spmd.end() first")
     participant = discovery.describe_this_rank(framework)
-    session = Session(discovery.find(participant, comm))
+    session = Session(discovery.find(participant, comm), handled=sys.exception())
     rank = session.peers.rank
     try:
         participants = session.gather(
@@ -157,9 +157,9 @@ def end() -> None:
     if session is None:
         return
     atexit.unregister(_at_exit)
-    error = sys.exc_info()[1]
+    error = sys.exception()
     is_normal_exit = isinstance(error, SystemExit) and error.code in (None, 0)
-    if error is not None and not is_normal_exit:
+    if error is not None and error is not session.handled and not is_normal_exit:
         session.fail(error)
         return
     together = False

@@ -40,12 +40,12 @@ class Array(_Rows):
         """
         schemas = [pickle.loads(other) for other in others]  # noqa: S301 - from this program
         dtype, shape = schemas[0]
-        if all(other.kind == dtype.kind and other.kind in "US" for other, _ in schemas):
+        if dtype.kind in "US" and all(other.kind == dtype.kind for other, _ in schemas):
             dtype = np.result_type(*(other for other, _ in schemas))  # the width of the widest text
         for other, trailing in schemas:
             if trailing != shape:
                 raise ValueError(f"rows of shape {shape} and rows of shape {trailing}")
-            if other != dtype and dtype.kind not in "US":
+            if other != dtype and not (other.kind == dtype.kind and dtype.kind in "US"):
                 raise ValueError(f"dtype {dtype} and dtype {other}")
         if not self.rows:
             return Array(np.empty((0, *shape), dtype))

@@ -43,6 +43,7 @@ class Session:
         peers: all ranks of the program.
         trainers: the ranks that train.
         trainer: this rank's entry in ``trainers``; None if it does not train.
+        handled: the exception that the program was handling when it called ``start``, if any.
         horovod: the Horovod module that was started here; None if none was.
         rendezvous: the rendezvous server that this rank opened; None on all other ranks.
         environment_before: the earlier values of changed environment variables; None for a variable
@@ -52,6 +53,7 @@ class Session:
     peers: Peers
     trainers: list[Trainer] = field(default_factory=list)
     trainer: Trainer | None = None
+    handled: BaseException | None = None
     horovod: Any = None
     rendezvous: Rendezvous | None = None
     environment_before: dict[str, str | None] = field(default_factory=dict)

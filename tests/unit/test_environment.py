@@ -116,7 +116,10 @@ def test_cuda_visible_devices_is_parsed_like_cuda_does(monkeypatch: pytest.Monke
         ("2,3", ("2", "3")),
         (" 0 , GPU-77 ", ("0", "GPU-77")),
         ("1,-1,2", ("1",)),
+        ("MIG-GPU-7/1/0", ("MIG-GPU-7/1/0",)),
         ("", ()),
+        ("NoDevFiles", ()),  # of Slurm, for a step without GPUs
+        ("none", ()),
     ]:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
         assert gpus.visible_gpus() == expected

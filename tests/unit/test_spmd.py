@@ -217,6 +217,8 @@ class TwoRanks:
         (np.zeros(2), [np.zeros(2)], r"Rank 0: data: Array. Rank 1: data\[0\]: Array"),
         ({"x": np.zeros(2)}, {"y": np.zeros(2)}, r"Rank 1: data\['y'\]"),
         (np.zeros(2), np.zeros(2, "f4"), "^data .*ranks 0, 1: .*float64 .*float32"),
+        (np.array(["a"]), np.array([12345]), "ranks 0, 1: dtype <U1 .*int64"),
+        (np.array(["a"]), np.array([b"a"]), r"ranks 0, 1: dtype <U1 .*\|S1"),
         (np.zeros((2, 3)), np.zeros((2, 4)), r"ranks 0, 1: .*\(3,\) .*\(4,\)"),
         (pd.DataFrame({"a": [1]}), pd.DataFrame({"b": [1]}), r"columns \['a'\].*\['b'\]"),
         (pd.DataFrame({"a": [1]}), pd.DataFrame({"a": [0.5]}), "'a' .*int64 .*float64"),
@@ -337,6 +339,30 @@ def test_an_error_of_old_code_at_the_end_of_the_program_has_a_note(
     assert f"{__file__}, line " in note
     assert "mpirun -x TF_USE_LEGACY_KERAS=1" in note
     assert not spmd.initialized()
+
+
+def test_only_an_exception_of_the_training_fails_it_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[BaseException] = []
+    monkeypatch.setattr(Session, "fail", lambda _, error: told.append(error))
+    monkeypatch.setattr(calls, "start_horovod", lambda *_: None)  # this process needs none
+
+    def train() -> None:
+        spmd.start("torch")
+        try:
+            raise ValueError("of the training")
+        finally:
+            spmd.end()
+
+    try:
+        raise ModuleNotFoundError("of the program's other way")
+    except ModuleNotFoundError:
+        spmd.start("torch")
+        spmd.end()
+        with pytest.raises(ValueError, match="of the training") as raised:
+            train()
+    assert told == [raised.value]
 
 
 def test_srun_without_an_mpi_plugin_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
