@@ -62,6 +62,11 @@ def has_password(text: str) -> bool:
     return without_password(text) != text
 
 
+def encodable(text: str) -> str:
+    """A text as UTF-8 can hold it: of file names in another encoding, some bytes are escaped."""
+    return text.encode(errors="backslashreplace").decode()
+
+
 def without_secret(name: str, value: object) -> object:
     """A value with a name; hidden if it looks like a secret, and without the passwords of URLs."""
     if is_secret(name, value):

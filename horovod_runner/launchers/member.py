@@ -16,7 +16,6 @@ from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 
-import msgspec
 import zmq
 
 from horovod_runner.checkpoints.commits import Commits
@@ -62,7 +61,7 @@ def serve(job: Job, pool: ChannelAddress, seat: int, setup: TaskSetup) -> None:
                 contact.finish(
                     Done(
                         work.attempt,
-                        msgspec.msgpack.encode(outcome),
+                        messages.encode(outcome),
                         -1 if kept is None else kept.step,
                     )
                 )

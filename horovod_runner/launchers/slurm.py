@@ -38,6 +38,7 @@ from horovod_runner.host import network
 from horovod_runner.launchers import srun
 from horovod_runner.launchers.member import serve
 from horovod_runner.task.task import TaskSetup, run_rank
+from horovod_runner.wire import messages
 from horovod_runner.wire.job import Outcome, decode_outcome
 from horovod_runner.worker.startup.rank_environment import inherited_environment
 
@@ -209,7 +210,7 @@ class SlurmLaunch(Launch):
 
 def outcome_lines(task: int, outcome: Outcome) -> str:
     """A task's outcome as it prints it for the driver: lines of 256 bytes, then their count."""
-    data = base64.b64encode(msgspec.msgpack.encode(outcome)).decode()
+    data = base64.b64encode(messages.encode(outcome)).decode()
     pieces = [data[at : at + _PIECE_BYTES] for at in range(0, len(data), _PIECE_BYTES)]
     lines = [f"{_MARK} {task} {piece}" for piece in [*pieces, f". {len(pieces)}"]]
     return "".join(line.ljust(_LINE_BYTES - 1) + "\n" for line in lines)

@@ -19,6 +19,7 @@ from horovod_runner.host.python_path import rank_path
 from horovod_runner.launchers.detached import Detached
 from horovod_runner.launchers.member import serve
 from horovod_runner.task.task import TaskSetup, run_rank, stderr_echo
+from horovod_runner.wire import messages
 from horovod_runner.wire.addresses import ChannelAddress
 from horovod_runner.wire.job import Job
 
@@ -69,7 +70,7 @@ def run_task(
     outcome = run_rank(job, address, setup)
     if without_driver is not None:
         outcome = msgspec.structs.replace(outcome, record=without_driver.record)
-    yield _one_row(msgspec.msgpack.encode(outcome))
+    yield _one_row(messages.encode(outcome))
 
 
 def run_member(

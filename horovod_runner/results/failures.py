@@ -55,8 +55,9 @@ def first_failed(outcomes: Sequence[Outcome], reported: Sequence[int]) -> Outcom
 def run_error(outcomes: Sequence[Outcome], reported: Sequence[int]) -> Exception:
     """Return the exception to raise for a failed run.
 
-    If a rank raised an exception that can be unpickled here, that is the result. Its ``__cause__``
-    is a :class:`~horovod_runner.errors.RankFailedError` with the remote traceback and the details.
+    If a rank raised an exception that can be unpickled and changed here, that is the result. Its
+    ``__cause__`` is a :class:`~horovod_runner.errors.RankFailedError` with the remote traceback and
+    the details.
     """
     first = first_failed(outcomes, reported)
     if first.problem:
@@ -76,8 +77,12 @@ def run_error(outcomes: Sequence[Outcome], reported: Sequence[int]) -> Exception
     )
     if error is None:
         return cause
-    error.__cause__ = cause
-    error.add_note(f"[raised on {_where(first, len(outcomes), first.pid)}; its traceback is above]")
+    where = _where(first, len(outcomes), first.pid)
+    try:
+        error.__cause__ = cause
+        error.add_note(f"[raised on {where}; its traceback is above]")
+    except Exception:  # its attributes cannot be set, as those of a frozen dataclass
+        return cause
     return error
 
 
@@ -196,7 +201,7 @@ def _advice_on_file(path: object, outcome: Outcome) -> str:
     """Return what to do about a file that exists here, on the driver's machine; otherwise empty."""
     if not isinstance(path, str) or not os.path.exists(path):
         return ""
-    if os.path.isabs(path) and outcome.hostname == socket.gethostname():
+    if outcome.hostname == socket.gethostname():  # where ranks have the driver's working directory
         return (
             f"\n\n{path} exists now: another rank may have written it after this one looked for "
             "it. Call hvd.barrier() on every rank after the one that writes."
@@ -241,13 +246,14 @@ def _reason(outcome: Outcome) -> str:
         return f"its process {verb} {ended} before main returned"
     if worker.error_type == "SystemExit":
         return f"main called sys.exit, exit code {code}"
-    return _last_line(worker.traceback, worker.error_type)
+    return _first_line(worker.traceback, worker.error_type)
 
 
-def _last_line(traceback: str, error_type: str) -> str:
-    """Return the last line of an exception, without the note that tells of old code."""
-    before, mark, _ = traceback.rpartition("\nHorovodRunner: ")
-    lines = (before if mark else traceback).strip().splitlines()
+def _first_line(traceback: str, error_type: str) -> str:
+    """Return the first line of an exception: more lines of its text and its notes may follow."""
+    name = re.escape(error_type.rpartition(".")[2])
+    begin = rf"^(?:  \| )?((?:[\w.<>]+\.)?{name}(?::.*)?)$"  # "|" is of the tree of a group
+    lines = re.findall(begin, traceback, re.MULTILINE) or traceback.strip().splitlines()
     return lines[-1].strip() if lines else error_type
 
 

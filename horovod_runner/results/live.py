@@ -227,19 +227,19 @@ def _ranks(run: Run, since: float, now: float) -> Iterator[LiveRank]:
     """All ranks; what was heard before a moment does not count."""
     recent = run.profile.recent()
     for info in run.ranks:
-        known = recent.get(info.rank)
-        yield _rank(info, known if known is not None and known.heard >= since else None, now)
+        yield _rank(info, recent.get(info.rank), since, now)
 
 
-def _rank(info: RankInfo, known: Recent | None, now: float) -> LiveRank:
+def _rank(info: RankInfo, known: Recent | None, since: float, now: float) -> LiveRank:
     rank = LiveRank(info.rank, info.host, info.pid)
     if known is None:
         return rank
-    machine = known.machine
-    if machine is not None:
+    machine, is_heard = known.machine, known.heard >= since
+    # Also before its first step.
+    if machine is not None and (is_heard or machine.time >= since):
         rank.memory, rank.host_cores = machine.memory, machine.cores
         rank.of_cores = machine.of_cores
-    rows = list(_now(known.rows))
+    rows = list(_now(known.rows)) if is_heard else []
     seconds = sum(row.seconds for row in rows)
     if seconds:
         steps = sum(steps_of(row.steps) for row in rows)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import matplotlib.figure
 
+    from horovod_runner.results.run import Run
+
 # (attempt, step, value) in the order of arrival.
 Points = Sequence[tuple[int, int | None, float]]
 
@@ -27,15 +29,27 @@ def plot_epochs(history: Mapping[str, Sequence[float]], title: str) -> matplotli
     return plot(series, (), title, {})
 
 
+def plot_run(run: Run, names: Sequence[str], rank: int) -> matplotlib.figure.Figure:
+    """Return the figure of a run; see :meth:`Run.plot`."""
+    metrics, title = run._metrics, f"np={run.np}, {run.status}"
+    resumed = {attempt.number: attempt.resumed_from for attempt in run.attempts}
+    why_none = "main did not call report()"
+    if rank and set(metrics.ranks) == {0}:
+        why_none = 'only rank 0\'s reports are kept. Set DebugConfig(report_ranks="all")'
+    return plot(metrics.series(rank), names, title, resumed, why_none)
+
+
 def plot(
     series: Mapping[str, Points],
     names: Sequence[str],
     title: str,
     resumed: Mapping[int, int | None],
+    why_none: str = "",
 ) -> matplotlib.figure.Figure:
     """Return a figure with a panel per metric: its value by step, one line per attempt.
 
     ``resumed`` has the step that an attempt resumed from; None if it started from step 0.
+    ``why_none`` says why there is no series.
     """
     try:
         from matplotlib.figure import Figure
@@ -46,7 +60,7 @@ def plot(
     shown = names or list(series)[:_MAX_PANELS]
     for name in shown:
         if name not in series:
-            known = ", ".join(list(series)[:_MAX_PANELS]) or "none: main did not call report()"
+            known = ", ".join(list(series)[:_MAX_PANELS]) or f"none: {why_none}"
             raise ValueError(f"no metric {name!r} was reported; reported metrics: {known}")
     columns = min(_PANELS_PER_ROW, max(1, len(shown)))
     rows = max(1, -(-len(shown) // columns))

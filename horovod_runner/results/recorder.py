@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from horovod_runner.checkpoints.checkpoint import Checkpoint
-from horovod_runner.common.text import without_password, without_secret
+from horovod_runner.common.text import encodable, without_password, without_secret
 from horovod_runner.results.run import DETAILS_LEFT_OUT, Attempt, Line, Run
 from horovod_runner.wire import events
 from horovod_runner.wire.events import AttemptFailed, Event, Report
@@ -144,14 +144,23 @@ def plain_params(np: int | tuple[int, int], kwargs: Mapping[str, Any]) -> dict[s
     # As text where it is a range: MLflow and the record's file know no pairs.
     ranks = np if isinstance(np, int) else f"{np[0]} to {np[1]}"
     given = {name: value for name, value in kwargs.items() if type(value) in plain}
-    return {"np": ranks, **{name: without_secret(name, value) for name, value in given.items()}}
+    shown = {name: _recordable(without_secret(name, value)) for name, value in given.items()}
+    return {"np": ranks, **shown}
+
+
+def _recordable(value: object) -> object:
+    """A param as the record's file can hold it: UTF-8, and whole numbers of 64 bits."""
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        return hex(value)  # str refuses very long ones
+    return encodable(value) if isinstance(value, str) else value
 
 
 def failed(error: BaseException) -> AttemptFailed:
     """The event of an attempt that has failed with an error."""
     lines = str(error).strip().splitlines() or [""]
     text = f"{type(error).__name__}: {lines[0]}".removesuffix(": ")
-    return AttemptFailed(_shortened(without_password(text)), without_password(_details(error)))
+    details = without_password(_details(error))
+    return AttemptFailed(encodable(_shortened(without_password(text))), encodable(details))
 
 
 def _shortened(line: str) -> str:

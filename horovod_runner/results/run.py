@@ -385,7 +385,8 @@ class Run:
 
         Args:
             names: the metrics to draw; if none is named, the first 20.
-            rank: the rank whose reports are drawn.
+            rank: the rank whose reports are drawn; others than rank 0 need
+                ``DebugConfig(report_ranks="all")``.
 
         Returns:
             A figure with one panel per metric.
@@ -394,7 +395,6 @@ class Run:
             ImportError: matplotlib is not installed.
             ValueError: a metric in ``names`` was not reported.
         """
-        from horovod_runner.results.plot import plot
+        from horovod_runner.results.plot import plot_run
 
-        resumed = {attempt.number: attempt.resumed_from for attempt in self.attempts}
-        return plot(self._metrics.series(rank), names, f"np={self.np}, {self.status}", resumed)
+        return plot_run(self, names, rank)

@@ -36,7 +36,7 @@ from horovod_runner.wire import events
 from horovod_runner.wire.events import Event, Status, TraceFile
 from horovod_runner.wire.framing import LENGTH, frame
 from horovod_runner.wire.marker import Marker
-from horovod_runner.wire.messages import RankEvent
+from horovod_runner.wire.messages import RankEvent, encoder
 
 #: The number grows where older files cannot be read any more.
 HEADER: Final = b"horovod_runner run 2\n"
@@ -86,7 +86,7 @@ class KeptLines(Event, frozen=True):
 
 _Kept = RunState | KeptMetrics | KeptProfile | KeptLines
 # The hooks are for the arrays of metrics.
-_encode: Final = msgspec.msgpack.Encoder(enc_hook=lambda array: array.tobytes()).encode
+_encode: Final = encoder(lambda array: array.tobytes())
 _decode: Final = msgspec.msgpack.Decoder(
     tuple[float, RankEvent | events.DriverEvent | _Kept],
     dec_hook=lambda kind, data: kind(data),
@@ -250,8 +250,6 @@ class LogReader:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)
-        self.run = Run("", 0)
-        self._recorder = Recorder(self.run)
         self._position = self._inode = 0
         self.read()
 

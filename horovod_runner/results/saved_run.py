@@ -78,6 +78,12 @@ def summaries() -> list[tuple[float, RunState]]:
     return found
 
 
+def record_at(path: str) -> Path | None:
+    """The file of a path or URL on this machine; None if there is none."""
+    local = local_path(path)
+    return local if local is not None and local.is_file() else None
+
+
 def find(run: str | None = None) -> Path:
     """The record of a run.
 
@@ -87,8 +93,8 @@ def find(run: str | None = None) -> Path:
     Raises:
         HorovodRunnerError: there is none, or several begin so.
     """
-    if run is not None and Path(run).is_file():
-        return Path(run)
+    if run is not None and (path := record_at(run)) is not None:
+        return path
     records = kept()
     chosen = [path for path in records if path.stem.startswith(run or "")]
     if not chosen:

@@ -37,6 +37,7 @@ from horovod_runner.run.make_job import make_job
 from horovod_runner.run.mlflow_run import active_run, find_mlflow_run
 from horovod_runner.sinks.fan_out import FanOut
 from horovod_runner.sinks.notebook_error import fold_error, from_ranks
+from horovod_runner.sinks.summary import MeasuringSink
 from horovod_runner.sinks.terminal import TerminalSink
 from horovod_runner.wire.events import RunEnded, Status
 
@@ -210,6 +211,13 @@ class RunHandle:
                     run, log, job, launcher, dataframes=dataframes, archive=archive, entry=entry
                 )
 
+    def _own_sinks(self) -> list[Any]:
+        """The user's sinks; those of this package in a copy for this run alone."""
+        return [
+            each.of_run(self._mlflow_run) if isinstance(each, MeasuringSink) else each
+            for each in self._options.sinks
+        ]
+
     def _supervise(
         self,
         run: Run,
@@ -222,7 +230,7 @@ class RunHandle:
         entry: Registration,
     ) -> Any:
         """Run the job to its end, and pass what happens to the sinks."""
-        options = self._options
+        options = replace(self._options, sinks=self._own_sinks())
         progress = progress_sink() if options.progress else None
         terminal = TerminalSink(job.size, progress)
         ours = [entry, terminal, *([progress] if progress is not None else [])]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from horovod_runner.common.limits import DEFAULTS, Limits
-from horovod_runner.common.text import without_password
+from horovod_runner.common.text import encodable, without_password
 from horovod_runner.common.threads import start_thread
 from horovod_runner.host.folders.problems import describe
 from horovod_runner.sinks.sink import Sink, call_for
@@ -56,7 +56,7 @@ class FanOut:
             self.reports([event])
             return
         if isinstance(event, Notice):
-            event = Notice(without_password(event.text))
+            event = Notice(encodable(without_password(event.text)))
         self._log.add([event])
         if (call := call_for(event)) is not None:
             self._pass_on(_SinkCall(*call, event.kept))

@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from horovod_runner.common.text import has_password, without_password
 from horovod_runner.host.folders.folder import local_path
@@ -38,10 +38,10 @@ class MLflowSink(MeasuringSink):
         with mlflow.start_run():
             HorovodRunner(np=4, sinks=[MLflowSink()]).run(main, learning_rate=0.1)
 
-    The data go to the MLflow run that is active where ``run`` is called, otherwise to a new one. A
-    new run ends as FINISHED, FAILED or (after a cancel) KILLED. An active run stays open: the code
-    that started it ends it. Both get the tags ``horovod_runner.run_id``, ``.status`` and, where
-    there are any, ``.warnings`` and, after a restart, ``.attempts``.
+    The data go to the MLflow run that is active where ``run`` or ``start`` is called, otherwise to
+    a new one. A new run ends as FINISHED, FAILED or (after a cancel) KILLED. An active run stays
+    open: the code that started it ends it. Both get the tags ``horovod_runner.run_id``,
+    ``.status`` and, where there are any, ``.warnings`` and, after a restart, ``.attempts``.
 
     Parameters are ``last_run.params``; a parameter that an active run already has stays unchanged.
     Metrics are indexed by step, or by the count of the rank's reports if none has a step. The epoch
@@ -67,7 +67,7 @@ class MLflowSink(MeasuringSink):
         log_profile: whether to log what the run measures of itself.
 
     Attributes:
-        run_id: the id of the MLflow run; None before the first run.
+        run_id: the id of the latest MLflow run; None before the first run.
 
     Raises:
         ImportError: MLflow is not installed.
@@ -106,10 +106,18 @@ class MLflowSink(MeasuringSink):
         super().__init__(log_profile)
         self._begun = threading.Event()
         self.run_id: str | None = None
+        self._given = self  # the user's own object
+        self._callers_run: Any = None  # which is active in the thread that called run or start
+
+    def of_run(self, active: Any) -> Self:
+        """As in :class:`~horovod_runner.sinks.summary.MeasuringSink`."""
+        own = super().of_run(active)
+        own._given, own._callers_run = self, active
+        return own
 
     def prepare(self) -> None:
         """As in :class:`~horovod_runner.sinks.Sink`, like all methods below."""
-        self.run_id = None
+        self._show(None)
         self._begun = threading.Event()
         try:
             self._find_run()
@@ -122,11 +130,10 @@ class MLflowSink(MeasuringSink):
         from mlflow.tracking.context.registry import resolve_tags
         from mlflow.tracking.fluent import _get_experiment_id
 
-        # Read MLflow's settings here: they are bound to this thread, and may have changed since
-        # the sink was created.
+        # Read MLflow's settings here: they may have changed since the sink was created.
         self._client = mlflow.MlflowClient(self._tracking_uri)
         is_default_uri = self._tracking_uri in (None, mlflow.get_tracking_uri())
-        active = mlflow.active_run() if is_default_uri else None
+        active = (self._callers_run or mlflow.active_run()) if is_default_uri else None
         self._active: str | None = None if active is None else active.info.run_id
         self._experiment_id = "0"  # the default experiment
         self._tags: dict[str, str] = {}
@@ -142,11 +149,14 @@ class MLflowSink(MeasuringSink):
         self._summaries = 0
         try:
             run_id = self._active or self._new_run()
-            self.run_id = run_id
+            self._show(run_id)
             self._set("run_id", run.run_id)
             self._log_params(run)
         finally:
             self._begun.set()
+
+    def _show(self, run_id: str | None) -> None:
+        self.run_id = self._given.run_id = run_id
 
     def run_for_ranks(self, patience: float) -> MLflowRun | None:
         """The MLflow run to which rank 0 logs, too; None if the sink has failed.

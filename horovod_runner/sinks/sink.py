@@ -26,12 +26,13 @@ class Sink:
         HorovodRunner(np=4, sinks=[Slack()]).run(main)
 
     Each sink in ``sinks=[...]`` is called in a separate thread, one call after the other (except
-    :meth:`prepare`). If a method raises, a notice says so once and the sink receives nothing more.
-    The run continues.
+    :meth:`prepare`). Several runs at once of one runner call it from several threads, each run from
+    its own. If a method raises, a notice says so once and the sink receives nothing more. The run
+    continues.
     """
 
     def prepare(self) -> None:
-        """The first call, in the thread that calls ``run``: for state that is bound to a thread."""
+        """The first call, in the thread that calls ``run``; after ``start``, in that of the run."""
 
     def begin(self, run: Run) -> None:
         """The run begins; ``run`` is the object that ``runner.last_run`` returns."""

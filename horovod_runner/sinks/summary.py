@@ -12,9 +12,10 @@ import time
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from copy import copy
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from horovod_runner.sinks.sink import Sink, StepCounter
 from horovod_runner.wire.measurements import steps_of
@@ -32,6 +33,14 @@ class MeasuringSink(Sink):
 
     def __init__(self, log_profile: bool) -> None:
         self._log_profile = log_profile
+
+    def of_run(self, active: Any) -> Self:
+        """The sink of one run: several runs at once of one runner have no common state.
+
+        A subclass of the user's is the same for all runs: the user may read its attributes.
+        ``active`` is MLflow's active run in the thread that called ``run`` or ``start``.
+        """
+        return copy(self) if type(self).__module__.startswith(f"{__package__}.") else self
 
     def begin(self, run: Run) -> None:
         """As in :class:`~horovod_runner.sinks.Sink`, like all methods below."""

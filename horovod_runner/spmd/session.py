@@ -15,6 +15,7 @@ import msgspec
 from horovod_runner.errors import LaunchError, RankFailedError, is_secondary
 from horovod_runner.spmd.peers import Failure, Peers
 from horovod_runner.spmd.trainers import Trainer
+from horovod_runner.wire import messages
 from horovod_runner.worker import context
 from horovod_runner.worker import old_keras as notes
 
@@ -96,7 +97,7 @@ class Session:
             _add_note(error)
             text = "".join(traceback.format_exception(error)).strip()
             failure = Failure(self.peers.rank, socket.gethostname(), os.getpid(), text)
-            self.peers.fail(msgspec.msgpack.encode(failure))
+            self.peers.fail(messages.encode(failure))
         self.close(together=False)
         if cause is not None:
             raise cause

@@ -8,11 +8,12 @@ pool of tasks says in `pool`. `FromRank` and `FromDriver` list who sends what.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Literal, TypeVar, get_args
+from typing import Any, Final, Literal, TypeVar, get_args
 
 import msgspec
 
 from horovod_runner.common.slots import Controller, Offer, Slot
+from horovod_runner.common.text import encodable
 from horovod_runner.wire import events, measurements, pool
 from horovod_runner.wire.events import Int64, Message
 from horovod_runner.wire.framing import Batch, unframe
@@ -295,8 +296,36 @@ def is_trace(message: Message) -> bool:
     return isinstance(message, FilePart) and message.name in TRACE_NAMES
 
 
-encode: Final[Callable[[Message], bytes]] = msgspec.msgpack.Encoder().encode
-"""Encode a message as bytes."""
+def encoder(hook: Callable[[Any], Any] | None = None) -> Callable[[Any], bytes]:
+    """Return a function that encodes values as MessagePack, and escapes what UTF-8 lacks.
+
+    These are bytes of file names in another encoding. ``hook`` is msgspec's, for other types.
+    """
+    plain = msgspec.msgpack.Encoder(enc_hook=hook).encode
+
+    def encode(value: Any) -> bytes:
+        try:
+            return plain(value)
+        except UnicodeEncodeError:
+            found = msgspec.to_builtins(value, builtin_types=(bytes,), enc_hook=hook)
+            return plain(_escaped(found))
+
+    return encode
+
+
+def _escaped(value: Any) -> Any:
+    match value:
+        case str():
+            return encodable(value)
+        case list() | tuple():
+            return [_escaped(each) for each in value]
+        case dict():
+            return {_escaped(key): _escaped(each) for key, each in value.items()}
+    return value
+
+
+encode: Final[Callable[[msgspec.Struct], bytes]] = encoder()
+"""Encode a message, or an outcome, as bytes."""
 
 _from_rank: Final = msgspec.msgpack.Decoder[FromRank](FromRank).decode
 _from_driver: Final = msgspec.msgpack.Decoder[FromDriver](FromDriver).decode

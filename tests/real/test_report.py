@@ -320,8 +320,11 @@ def test_the_page_of_much_of_everything_is_below_two_megabytes() -> None:
 def test_the_pointer_is_told_the_values_of_charts_and_bars(browser: Browser) -> None:
     run = made_up_run(2, 40, slow_rank=1)
     RunLog(run).add([Report(0, {"twice": 2.0 * step}, step) for step in range(0, 101, 2)])
+    for rank, value in ((0, 7.0), (1, math.nan)):
+        RunLog(run).add([Report(rank, {"diverged": value}, step) for step in range(0, 101, 2)])
     told = browser.ask(page(run), TOLD)
     assert "step 50\n100" in told
+    assert "step 50\nrank 0 7" in told
     assert "" not in told
     assert any(text.startswith("compute: 70") for text in told)
     assert any("% of its time waiting for other ranks" in text for text in told)

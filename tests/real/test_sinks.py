@@ -110,11 +110,16 @@ def test_mlflow_status_of_a_failed_and_of_a_cancelled_run(mlflow: Any) -> None:
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_mlflow_uses_the_active_run_and_leaves_it_open(mlflow: Any) -> None:
+@pytest.mark.parametrize("background", [False, True])
+def test_mlflow_uses_the_active_run_and_leaves_it_open(mlflow: Any, background: bool) -> None:
     sink = MLflowSink()
     with mlflow.start_run() as active:
         mlflow.log_param("steps", "set before")
-        HorovodRunner(np=-1, sinks=[sink]).run(train, steps=3)
+        runner = HorovodRunner(np=-1, sinks=[sink])
+        if background:
+            runner.start(train, steps=3).result()
+        else:
+            runner.run(train, steps=3)
         assert sink.run_id == active.info.run_id
         logged = mlflow.MlflowClient().get_run(sink.run_id)
         assert logged.info.status == "RUNNING"
@@ -122,6 +127,35 @@ def test_mlflow_uses_the_active_run_and_leaves_it_open(mlflow: Any) -> None:
         assert logged.data.params == {"steps": "set before", "np": "-1"}
         mlflow.log_metric("afterwards", 1.0)
     assert len(history(mlflow, sink.run_id, "loss")) == 3
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_several_runs_at_once_share_no_sink(mlflow: Any, tmp_path: Path) -> None:
+    meeting, logs = tmp_path / "meeting", tmp_path / "logs"
+    os.mkfifo(meeting)
+
+    def main(number: int) -> None:
+        report(loss=number, step=1)
+        with meeting.open("wb" if number else "rb"):  # waits until the other run is here, too
+            report(loss=number, step=2)
+
+    sink = MLflowSink()
+    runner = HorovodRunner(np=-1, sinks=[sink, TensorBoardSink(logs, log_profile=False)])
+    handles = [runner.start(main, number=number) for number in (0, 1)]
+    for handle in handles:
+        handle.result()
+    runs = {each.data.params["number"]: each for each in mlflow.search_runs(output_format="list")}
+    assert [runs[name].info.status for name in "01"] == ["FINISHED", "FINISHED"]
+    for name, handle in zip("01", handles, strict=True):
+        assert handle.run is not None
+        assert runs[name].data.tags["horovod_runner.run_id"] == handle.run.run_id
+        losses = history(mlflow, runs[name].info.run_id, "loss")
+        assert losses == [(1, float(name)), (2, float(name))]
+    assert sink.run_id in {each.info.run_id for each in runs.values()}
+    written = [
+        [point.value for point in read_events(each).Scalars("loss")] for each in logs.iterdir()
+    ]
+    assert sorted(written) == [[0.0, 0.0], [1.0, 1.0]]
 
 
 @pytest.mark.usefixtures("nothing_left")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pickle
 import re
+import socket
 import traceback
 from pathlib import Path
 
 import cloudpickle
 import pytest
+from msgspec.structs import replace
 
 from horovod_runner import LaunchError, RankFailedError
 from horovod_runner.errors import is_secondary
@@ -103,6 +105,55 @@ def test_notes_do_not_hide_the_exception() -> None:
     text = str(error.__cause__)
     assert "(pid 100) failed: ValueError: lr: 0.1\nThe same failure: rank 1.\n" in text
     assert "  | Write learning_rate=." in text
+
+
+def noted(error: Exception) -> Exception:
+    error.add_note("in epoch 3")
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (RuntimeError("CUDA error: misaligned address\nCompile with X."), "misaligned address"),
+        (named("AcceleratorError", "CUDA error: out of memory\nCompile with X."), "out of memory"),
+        (noted(ValueError("no rows")), "ValueError: no rows"),
+        (noted(AssertionError()), "AssertionError"),
+        (RuntimeError("Caught it in a worker.\nTraceback:\nRuntimeError: no file"), "no file"),
+        (ExceptionGroup("two failed", [ValueError("a\nb")]), "two failed (1 sub-exception)"),
+    ],
+)
+def test_the_reason_is_the_first_line_of_the_exception(error: Exception, reason: str) -> None:
+    other = raised(RuntimeError("CUDA error: illegal access\nCompile with X."))
+    cause = run_error([outcome(0, raised(error)), outcome(1, other)], reported=[0, 1]).__cause__
+    (first, *_) = str(cause).splitlines()
+    assert first.endswith(reason)
+    assert "The same failure" not in str(cause)
+
+
+class StrictError(Exception):
+    """One that refuses attributes, as a frozen dataclass."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise TypeError(name)
+
+
+def test_an_exception_that_refuses_attributes_is_quoted() -> None:
+    error = run_error([outcome(0, raised(StrictError("odd")))], reported=[0])
+    assert isinstance(error, RankFailedError)
+    assert "StrictError: odd" in str(error)
+
+
+@pytest.mark.parametrize("is_relative", [False, True])
+def test_a_file_that_another_rank_of_the_host_wrote_later_is_named_with_what_to_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_relative: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "table.csv"
+    path.touch()
+    missing = FileNotFoundError(2, "No such file", path.name if is_relative else str(path))
+    failed = replace(outcome(1, raised(missing)), hostname=socket.gethostname())
+    assert "Call hvd.barrier() on every rank" in str(run_error([failed], reported=[1]).__cause__)
 
 
 def test_a_file_that_only_the_driver_has_is_named(tmp_path: Path) -> None:

@@ -94,6 +94,14 @@ def test_summaries_of_an_earlier_attempt_do_not_count() -> None:
     assert now.shares is None
 
 
+def test_a_machine_is_shown_before_the_first_step() -> None:
+    run = run_under_way(2, seconds=0)
+    rank = live(run).ranks[1]
+    assert (rank.memory, rank.cores, rank.rate) == (2_000_000_000, "13.2/16", None)
+    run.attempts.append(Attempt(2, time.time() + 1))
+    assert live(run).memory is None
+
+
 def test_a_run_without_ranks_and_reports_has_little_to_say() -> None:
     now = live(Run("1a2b", -2, main="train"))
     assert (now.size, now.attempt, now.step, now.rate, now.ranks) == (0, 0, None, None, [])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 
 import msgspec
 import pytest
@@ -10,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_runner.wire import events, framing, messages
+from horovod_runner.wire.job import Outcome, decode_outcome
+from horovod_runner.wire.job_file import WorkerOutcome
 
 
 @given(st.lists(st.binary(max_size=100), max_size=20), st.data())
@@ -70,6 +73,27 @@ _messages = st.one_of(
 @given(_messages)
 def test_an_encoded_message_decodes_to_the_same_message(message: messages.FromRank) -> None:
     assert messages.decode_batch(framing.frame(messages.encode(message))) == [message]
+
+
+NAME, SHOWN = os.fsdecode(b"caf\xe9.csv"), r"caf\udce9.csv"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [events.Log(0, NAME), events.Report(0, {"loss": 0.5, NAME: 1}), events.Unsaved(0, 5, NAME)],
+)
+def test_names_of_files_that_are_no_utf_8_are_escaped(message: messages.FromRank) -> None:
+    (found,) = messages.decode_batch(framing.frame(messages.encode(message)))
+    assert repr(found) == repr(message).replace(repr(NAME)[1:-1], repr(SHOWN)[1:-1])
+
+
+def test_an_outcome_with_such_a_name_arrives_as_it_was_otherwise() -> None:
+    sent = Outcome(1, 1, gpus=("7",), worker=WorkerOutcome(False, 1, b"\xff", "E", NAME))
+    found = decode_outcome(messages.encode(sent))
+    assert found.worker is not None
+    assert found.worker.traceback == SHOWN
+    restored = found.worker._replace(traceback=NAME)
+    assert msgspec.structs.replace(found, worker=restored) == sent
 
 
 @given(st.binary(max_size=60))

@@ -68,4 +68,6 @@ def test_the_error_for_an_unknown_metric_lists_the_reported_ones() -> None:
         run_of((1, 1, {"loss": 1.0})).plot("los")
     with pytest.raises(ValueError, match=r"'loss' .*none: .*report\(\)$"):
         run_of().plot("loss")
+    with pytest.raises(ValueError, match=r"only rank 0.* are kept.*report_ranks=\"all\""):
+        run_of((1, 1, {"loss": 1.0})).plot("loss", rank=1)
     assert run_of().plot().axes == []

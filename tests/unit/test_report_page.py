@@ -344,6 +344,16 @@ def test_a_record_without_a_driver_is_lost() -> None:
     assert registry.status_now(saved_run.load_run("1234")) == "failed"
 
 
+def test_records_and_pages_are_found_by_the_urls_of_files(tmp_path: Path) -> None:
+    record, written = tmp_path / "copy.run", tmp_path / "run.html"
+    keep(Run("1234abcd", 1)).rename(record)
+    url = written.as_uri()
+    assert saved_run.load_run(record.as_uri()).report(url) == written
+    written.rename(tmp_path / "first.html")
+    assert cli.main(["report", record.as_uri(), "-o", url]) == 0
+    assert written.read_text().startswith("<!doctype html>")
+
+
 def test_the_record_that_is_written_last_is_the_latest_though_the_clock_was_set_back() -> None:
     first, second = (Run(f"{number}234abcd", 1) for number in (1, 2))
     keep(first)

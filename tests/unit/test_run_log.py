@@ -13,9 +13,10 @@ import pytest
 
 from horovod_runner.common.slots import RankInfo
 from horovod_runner.errors import HorovodRunnerError
-from horovod_runner.results.recorder import failed
+from horovod_runner.results.recorder import failed, plain_params
 from horovod_runner.results.run import Run
 from horovod_runner.results.run_log import LogReader, RunLog, RunState, load, save, summary
+from horovod_runner.sinks.fan_out import FanOut
 from horovod_runner.wire import events
 from horovod_runner.wire.events import Event, Notice, Output, Report
 from horovod_runner.wire.framing import frame
@@ -195,6 +196,27 @@ def test_a_password_is_not_written(path: Path) -> None:
     log.add([events.CheckpointKept("s3://me:my-password@bucket", SAVED)])
     log.flush()
     assert b"my-password" not in path.read_bytes()
+
+
+def test_a_run_whose_values_the_file_cannot_hold_has_a_record(path: Path) -> None:
+    name = os.fsdecode(b"caf\xe9.csv")
+    run = Run("1a2b", 1, plain_params(1, {"seed": 2**70, "file": name}))
+    log = RunLog(run, path)
+    told = FanOut(log, [], [], print)
+    told.tell(events.AttemptBegan(1))
+    told.tell(failed(OSError(f"no {name}")))
+    told.notice(f"no {name}")
+    log.flush()
+    shown = r"caf\udce9.csv"
+    told.tell(events.CheckpointKept(f"/{name}", SAVED))
+    for write in (log.flush, log.close):
+        write()
+        assert [each.folder for each in load(path).checkpoints] == [f"/{shown}"]
+    for found in (run, load(path)):
+        assert found.params == {"np": 1, "seed": "0x400000000000000000", "file": shown}
+        (attempt,) = found.attempts
+        assert (attempt.error, attempt.details) == (f"OSError: no {shown}",) * 2
+        assert [line.text for line in found.logs] == [f"no {shown}"]
 
 
 def test_all_attributes_of_a_run_are_in_its_file() -> None:

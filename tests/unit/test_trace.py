@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from horovod_runner.checkpoints.checkpoint import Checkpoint
 from horovod_runner.common.slots import RankInfo
 from horovod_runner.driver.detached.keeper import Keeper
 from horovod_runner.results import run_log, saved_run
@@ -18,6 +19,7 @@ from horovod_runner.results.run import Attempt, Run, Timings, TraceFile
 from horovod_runner.results.run_log import RunLog
 from horovod_runner.results.trace.arrivals import Arrivals
 from horovod_runner.wire.events import Notice, RanksPlaced, Report, Untraced
+from horovod_runner.wire.marker import Marker
 from horovod_runner.wire.measurements import Machine, Profile
 from horovod_runner.wire.messages import FilePart
 from tests import traces
@@ -145,6 +147,27 @@ def test_a_failure_and_its_restart_are_seen(tmp_path: Path) -> None:
     assert first == pytest.approx((1e6, 5e6), abs=10)
     assert second == pytest.approx((6e6, 20e6), abs=10)
     assert traces.moments(events, "attempt 2 begins")
+
+
+def test_checkpoints_of_earlier_runs_are_not_in_the_trace(tmp_path: Path) -> None:
+    run = run_on_two_hosts()
+    for run_id, saved in (("earlier", clock(0, -604_800.0)), (run.run_id, clock(0, 12.0))):
+        marker = Marker("c.bin", 1, 7, "bytes", 5, "00", run_id, 1, saved)
+        run._checkpoints.append(Checkpoint("/folder", marker))
+    events, _ = merged(run, tmp_path)
+    assert traces.moments(events, "run called") == [pytest.approx(0, abs=2)]
+    assert traces.moments(events, "checkpoint of step 7") == [pytest.approx(12e6, abs=1e4)]
+
+
+def test_the_current_attempt_of_a_run_lasts_until_its_record_was_written(tmp_path: Path) -> None:
+    run = run_on_two_hosts()
+    run.status, run.timings.end, run.attempts[0].ended = "running", None, None
+    run.recorded = driver(15.0)
+    events, _ = merged(run, tmp_path)
+    (attempt,) = traces.spans(
+        events, traces.process(events, f"run {run.run_id}: train"), "attempt 1"
+    )
+    assert attempt == pytest.approx((1e6, 15e6), abs=1e4)
 
 
 def test_without_summaries_the_trace_says_that_clocks_are_not_aligned(tmp_path: Path) -> None:

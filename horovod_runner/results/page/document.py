@@ -19,11 +19,12 @@ from horovod_runner.results.run import Run
 
 def write_page(run: Run, path: str | os.PathLike[str] | None = None) -> Path | str:
     """Write the page of a run to a file; on this machine only this user can read it."""
-    if isinstance(path, str) and local_path(path) is None:
+    local = local_path(path) if isinstance(path, str) else path
+    if isinstance(path, str) and local is None:
         folder, _, name = path.rpartition("/")
         open_folder(folder, check=True).write(name, page(run).encode())
         return path
-    to = Path(f"{run.run_id}.html" if path is None else path)
+    to = Path(f"{run.run_id}.html" if local is None else local)
     write(page(run), to)
     return to
 

@@ -28,8 +28,10 @@ function values(picture, event) {
     return `${told.names[row]}\n${digits(x(at.x))}: ${told.label}\n${cell}% of its time waiting for other ranks`;
   }
   let where = null;
-  const lines = [...svg.querySelectorAll(".line > path:first-of-type")].map((path, number) => {
-    const points = path.getAttribute("d").match(/[-\d.]+ [-\d.]+/g).map((text) => text.split(" ").map(Number));
+  const lines = [...svg.querySelectorAll(".line > path:first-of-type")].flatMap((path, number) => {
+    const vertices = path.getAttribute("d")?.match(/[-\d.]+ [-\d.]+/g);
+    if (!vertices) return []; // no value is a number
+    const points = vertices.map((text) => text.split(" ").map(Number));
     const near = points.reduce((a, b) => (Math.abs(b[0] - at.x) < Math.abs(a[0] - at.x) ? b : a));
     where ??= near[0];
     return `${told.names[number]} ${digits(y(near[1]))} ${told.unit}`.trim();

@@ -51,7 +51,6 @@ class Arrivals:
     def __exit__(self, *_: object) -> None:
         """Remove traces that have not arrived completely."""
         self._kept.close()
-        self._scratch = None
 
     def part(self, message: FilePart) -> TraceFile | None:
         """Write a piece of a trace.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from horovod_runner.common.slots import RankInfo
 
 if TYPE_CHECKING:
+    from horovod_runner.checkpoints.checkpoint import Checkpoint
     from horovod_runner.results.run import Run
 
 
@@ -38,7 +39,7 @@ class Clocks:
         for rank, machines in run.profile.machines.items():
             moments += [self.by_rank(rank, each.time - each.seconds) for each in machines[:1]]
         moments += [self.by_rank(end.rank, end.time) for end in run._metrics.epoch_ends()]
-        moments += [self.by_rank(0, each.saved_at) for each in run.checkpoints]
+        moments += [self.by_rank(0, each.saved_at) for each in own_checkpoints(run)]
         # A microsecond earlier: seconds since the epoch are not exact enough for less.
         self.zero = min(moments) * 1e-6 - 1e-6
 
@@ -49,6 +50,11 @@ class Clocks:
     def by_driver(self, seconds: float) -> float:
         """Place a moment by the driver's clock, in seconds since the Unix epoch."""
         return (seconds - (self.driver_ahead or 0.0) - self.zero) * 1e6
+
+
+def own_checkpoints(run: Run) -> list[Checkpoint]:
+    """The checkpoints that a run has saved, without those of the runs that it resumes."""
+    return [each for each in run.checkpoints if each.marker.run_id == run.run_id]
 
 
 def _by_host(offsets: dict[int, float], ranks: Iterable[RankInfo]) -> dict[int, float]:

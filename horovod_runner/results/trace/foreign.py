@@ -60,7 +60,6 @@ class HorovodTimeline:
             raise ValueError("it does not say when it began")
         self._micros = micros
         self.began = micros * 1e-6
-        self.is_complete = True
 
     def is_of(self, began: float, ended: float) -> bool:
         """Whether it began within a run; a later run may have overwritten the file."""
@@ -152,7 +151,6 @@ class TorchTrace:
             raise ValueError("it does not say which steps it holds")
         self._steps: list[tuple[int, int]] = known["steps"]
         self.began: float = known["began"] * 1e-9
-        self.is_complete = True
 
     def events(self, clocks: Clocks) -> Iterator[Event]:
         """Its events on the time line of the run, and its steps."""

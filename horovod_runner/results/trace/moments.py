@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from horovod_runner.results.trace.clocks import Clocks
+from horovod_runner.results.trace.clocks import Clocks, own_checkpoints
 from horovod_runner.results.trace.events import (
     MOMENTS,
     RUN,
@@ -32,7 +32,7 @@ def of_run(run: Run, clocks: Clocks) -> Iterator[Event]:
     yield from thread(RUN, _NOTICES, "notices")
     timings, place = run.timings, clocks.by_driver
     known = [attempt.ended or attempt.started for attempt in run.attempts]
-    end = place(max([timings.end or timings.queued, *known]))
+    end = place(max([run._until, *known]))
     for attempt in run.attempts:
         until = end if attempt.ended is None else place(attempt.ended)
         name = f"attempt {attempt.number}"
@@ -72,7 +72,7 @@ def of_ranks(run: Run, clocks: Clocks) -> Iterator[Event]:
             clocks.by_rank(each.rank, each.time),
             {"step": each.step, **each.metrics},
         )
-    for checkpoint in run.checkpoints:
+    for checkpoint in own_checkpoints(run):
         yield instant(
             pid_of_rank(0),  # rank 0 saves all checkpoints
             MOMENTS,

@@ -71,8 +71,8 @@ def _report(options: argparse.Namespace) -> int:
 
 def _record(run: str | None) -> Path:
     """The record of a run; of one that goes on as it is now."""
-    if run is not None and Path(run).is_file():
-        return Path(run)
+    if run is not None and (path := saved_run.record_at(run)) is not None:
+        return path
     going_on = registry.running(run or "")
     for run_id in going_on if run is not None else going_on[:1]:
         if not registry.write_log(run_id):
