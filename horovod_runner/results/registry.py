@@ -195,10 +195,10 @@ def find_one(runs: Iterable[ListedRun], start: str) -> ListedRun:
         HorovodRunnerError: there is none, or there are several.
     """
     runs = list(runs)
-    chosen = [run for run in runs if run.run_id.startswith(start)]
+    chosen = [run for run in runs if start and run.run_id.startswith(start)]
     if not chosen:
         there = ", ".join(run.run_id for run in runs) or "none"
-        raise HorovodRunnerError(f"no run {start} here; there are: {there}")
+        raise HorovodRunnerError(f"no run {start or saved_run.NO_ID} here; there are: {there}")
     if len(chosen) > 1:
         raise HorovodRunnerError(f"{start} may be {', '.join(run.run_id for run in chosen)}")
     return chosen[0]

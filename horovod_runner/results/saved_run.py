@@ -26,6 +26,8 @@ from horovod_runner.results.run_log import RunState
 from horovod_runner.wire.events import Status
 
 SUFFIX: Final = ".run"
+#: In messages instead of an id that is "", as from a variable of the shell that is not set.
+NO_ID: Final = "with an empty id"
 # Older records are deleted where there are more, or where all of them are larger.
 _KEPT_RUNS: Final = 50
 _KEPT_BYTES: Final = 1 << 30
@@ -96,10 +98,10 @@ def find(run: str | None = None) -> Path:
     if run is not None and (path := record_at(run)) is not None:
         return path
     records = kept()
-    chosen = [path for path in records if path.stem.startswith(run or "")]
+    chosen = [path for path in records if run is None or (run and path.stem.startswith(run))]
     if not chosen:
         there = ", ".join(path.stem for path in records[:5]) or "none"
-        which = "no run" if run is None else f"no run {run}"
+        which = "no run" if run is None else f"no run {run or NO_ID}"
         raise HorovodRunnerError(f"there is {which} in {folder()}; the latest: {there}")
     if run is not None and len(chosen) > 1 and chosen[0].stem != run:
         several = ", ".join(path.stem for path in chosen[:5])

@@ -32,7 +32,11 @@ ATTRIBUTES: Final = {
     "fit_generator": OldName("Keras 2", "model.fit(...), with the same arguments"),
     "evaluate_generator": OldName("Keras 2", "model.evaluate(...), with the same arguments"),
     "predict_generator": OldName("Keras 2", "model.predict(...), with the same arguments"),
-    "predict_classes": OldName("Keras 2", "model.predict(x).argmax(axis=-1)", _DROPPED_EARLIER),
+    "predict_classes": OldName(
+        "Keras 2",
+        "model.predict(x).argmax(axis=-1), or (model.predict(x) > 0.5) of one output",
+        _DROPPED_EARLIER,
+    ),
     "predict_proba": OldName("Keras 2", "model.predict(x)", _DROPPED_EARLIER),
     "lr": OldName("Keras 2", "optimizer.learning_rate"),
     "get_weights": OldName("Keras 2", "[v.numpy() for v in optimizer.variables]"),

@@ -126,10 +126,14 @@ def test_stop_ends_all_runs_or_the_one_that_is_meant(
     assert stopped == ["1a2b"]
     assert cli.main(["stop", "1a"]) == 1
     assert cli.main(["stop", "ff"]) == 1
+    del there[1]
+    assert cli.main(["stop", ""]) == 1
     assert stopped == ["1a2b"]
     said = capsys.readouterr()
     assert "1a may be 1a2b, 1a3c" in said.err
     assert "no run ff here; there are: 1a2b, 1a3c" in said.err
+    assert "no run with an empty id here; there are: 1a2b" in said.err
+    there.append(registry.ListedRun("1a3c", None, False, [8]))
     assert cli.main(["stop", "--all"]) == 1
     assert stopped == ["1a2b", "1a2b", "1a3c"]
     assert capsys.readouterr().err == "1a3c: processes that do not end: 8\n"

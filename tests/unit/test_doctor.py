@@ -116,7 +116,10 @@ def test_a_machine_with_gpus_has_one_tried(machine: Machine) -> None:
         ({"installed": []}, "Horovod", "not installed", "run: horovod-runner install"),
         ({"frameworks": ()}, "frameworks", "neither torch nor TensorFlow", "pip install torch"),
         (
-            {"frameworks": (Framework("torch", "2.13.0", error="no libcudart"),)},
+            {
+                "devices": ("H100",),
+                "frameworks": (Framework("torch", "2.13.0", error="no libcudart"),),
+            },
             "torch",
             "2.13.0 cannot be imported: no libcudart",
             "pip install --force-reinstall torch",
@@ -172,6 +175,20 @@ def test_what_is_wrong_has_advice(
     assert wrong(found) == [name]
     assert detail in found[name].detail
     assert advice in found[name].advice
+
+
+def test_a_java_home_without_java_is_named(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.installed = ["horovod", "pyspark"]
+    monkeypatch.setenv("JAVA_HOME", "/nowhere")
+    java = machine.examine()["Java"]
+    assert java.detail == "JAVA_HOME=/nowhere has no bin/java that runs, and Spark needs it"
+    assert java.advice.startswith("unset JAVA_HOME")
+    monkeypatch.delenv("JAVA_HOME")
+    java = machine.examine()["Java"]
+    assert java.detail == "not found, and Spark needs it"
+    assert java.advice.startswith("install Java 17")
 
 
 def test_the_version_that_horovod_was_built_against_is_told_if_it_is_another(

@@ -131,6 +131,17 @@ def test_a_tool_is_the_first_program_that_prints_its_version(tmp_path: Path) -> 
     assert found == toolchain.Tool(str(tmp_path / "silent"), "unknown")
 
 
+def test_java_is_that_of_java_home_alone_if_that_is_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script(tmp_path / "bin" / "java", "echo 'openjdk version \"17.0.9\"' >&2")
+    java = toolchain.Tool(str(tmp_path / "bin" / "java"), "17.0.9")
+    monkeypatch.setenv("PATH", os.pathsep.join([str(tmp_path / "bin"), os.environ["PATH"]]))
+    for home, found in {"": java, str(tmp_path): java, "/nowhere": None}.items():
+        monkeypatch.setenv("JAVA_HOME", home)
+        assert toolchain.find_java() == found
+
+
 def test_the_scripts_of_this_environment_are_on_path_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -167,6 +167,14 @@ CHANGED = {
         + model.optimizer.learning_rate = 0.1
         + rate = float(opt.learning_rate.numpy())
         """,
+    "a learning rate of several lines": """
+          from keras import backend as K
+        - K.set_value(model.optimizer.lr,
+        -             0.1
+        -             * size)
+        + model.optimizer.learning_rate = (0.1
+        +             * size)
+        """,
     "losses": """
           import keras
           import tensorflow as tf
@@ -209,6 +217,8 @@ CHANGED = {
         - model.load_weights("end.h5")
         + model.save_weights("end.weights.h5")
         + model.load_weights("end.weights.h5")
+        - model.save_weights("models\\\\end.h5")
+        + model.save_weights("models\\\\end.weights.h5")
         """,
     "a warm-up without its learning rate": """
           KERAS
@@ -282,6 +292,21 @@ CHANGED = {
           model.compile(opt, "mse")
           model.fit(x, y, callbacks=callbacks)
         """,
+    "broadcast of the model among others with a fit": """
+          KERAS
+          opt = hvd.DistributedOptimizer(tf.keras.optimizers.Adam(0.1 * hvd.size()))
+          x = StandardScaler().fit(x).transform(x)
+          datagen.fit(x)
+          model.compile(opt)
+        - model.fit(datagen.flow(x))
+        + model.fit(datagen.flow(x), callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+        """,
+    "broadcast with callbacks by their position": """
+          KERAS
+          opt = hvd.DistributedOptimizer(tf.keras.optimizers.Adam(0.1 * hvd.size()))
+        - model.fit(x, y, 32, 1, 0, [stop])
+        + model.fit(x, y, 32, 1, 0, [hvd.callbacks.BroadcastGlobalVariablesCallback(0), stop])
+        """,
     "broadcast without callbacks": """
           KERAS
           opt = hvd.DistributedOptimizer(tf.keras.optimizers.Adam(0.1 * hvd.size()))
@@ -309,6 +334,10 @@ CHANGED = {
         + trainer = pl.Trainer(accelerator="cpu", detect_anomaly=True)
         - trainer = pl.Trainer(accelerator="gpu", gpus=-1)
         + trainer = pl.Trainer(accelerator="gpu", devices=-1)
+        - trainer = pl.Trainer(gpus=0, accelerator="cpu")
+        - trainer = pl.Trainer(gpus="0,1", checkpoint_callback=None)
+        + trainer = pl.Trainer(accelerator="cpu")
+        + trainer = pl.Trainer(devices="0,1", enable_checkpointing=None, accelerator="gpu")
         """,
     "a converter for torch": """
           TORCH
@@ -429,6 +458,60 @@ TOLD = {
         """,
         "trainer.fit(model, ckpt_path=...)",
     ),
+    "a ModelCheckpoint of Lightning 1": (
+        """
+        import pytorch_lightning as pl
+        pl.Trainer(checkpoint_callback=pl.callbacks.ModelCheckpoint("x"))
+        """,
+        "takes a ModelCheckpoint among callbacks=[...]",
+    ),
+    "GPUs that may be none": (
+        "import pytorch_lightning as pl\npl.Trainer(gpus=args.gpus)\n",
+        'accelerator="gpu" if gpus else "cpu"',
+    ),
+    "GPUs beside devices": (
+        "import pytorch_lightning as pl\npl.Trainer(gpus=1, devices=1)\n",
+        "devices is given as well",
+    ),
+    "GPUs beside other arguments": (
+        "import pytorch_lightning as pl\npl.Trainer(gpus=1, **options)\n",
+        "among the arguments with a star",
+    ),
+    "broadcast where it is not known which fit trains": (
+        """
+        KERAS
+        opt = hvd.DistributedOptimizer(tf.keras.optimizers.Adam(0.1 * hvd.size()))
+        datagen.fit(x)
+        build(opt).fit(x)
+        """,
+        "callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)] of fit",
+    ),
+    "broadcast beside other arguments": (
+        """
+        KERAS
+        opt = hvd.DistributedOptimizer(tf.keras.optimizers.Adam(0.1 * hvd.size()))
+        model.fit(x, **options)
+        """,
+        "gives all ranks those of rank 0",
+    ),
+    "broadcast where hvd has no callbacks": (
+        """
+        import horovod.tensorflow as hvd
+        import tensorflow as tf
+        hvd.init()
+        opt = hvd.DistributedOptimizer(tf.keras.optimizers.Adam(0.1 * hvd.size()))
+        model.fit(x)
+        """,
+        "rank 0: horovod_runner.keras.callbacks.BroadcastGlobalVariablesCallback(0)",
+    ),
+    "classes of one output": (
+        "import keras\nmodel.add(keras.layers.Dense(1))\nmodel.predict_classes(x)\n",
+        "(model.predict(x) > 0.5) of one output",
+    ),
+    "an ending that may be that of another file": (
+        "import keras\nmodel.save_weights(run + '.h5')\nread(run + '.h5')\n",
+        "ends with .weights.h5",
+    ),
     "np=0": ("from sparkdl import HorovodRunner\nHorovodRunner(np=0)\n", "np=0 takes as many"),
     "other names of sparkdl": ("from sparkdl import DeepImageFeaturizer\n", "no counterpart"),
     "a program for TorchDistributor": (
@@ -446,6 +529,23 @@ TOLD = {
         hvd.broadcast_parameters(net.state_dict(), root_rank=0)
         """,
         "lr=0.1 * hvd.size()",
+    ),
+    "a learning rate that is not given": (
+        """
+        TORCH
+        hvd.init()
+        opt = hvd.DistributedOptimizer(torch.optim.Adam(net.parameters()))
+        hvd.broadcast_parameters(net.state_dict(), root_rank=0)
+        """,
+        "lr=... * hvd.size()",
+    ),
+    "a learning rate by its position": (
+        """
+        KERAS
+        opt = hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.1))
+        model.fit(x, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+        """,
+        "learning_rate=0.1 * hvd.size()",
     ),
     "a learning rate that is not scaled, in another function": (
         """
@@ -643,6 +743,11 @@ LEFT = {
             hvd.shutdown()
             hvd.init()
         """,
+    "a warm-up beside other arguments": """
+        KERAS
+        opt = tf.keras.optimizers.Adam(learning_rate=0.1)
+        warmup = hvd.callbacks.LearningRateWarmupCallback(**options)
+        """,
     "attributes of others": "import keras\nlr = self.lr\nx = self.variables()\nx.cuda(0)\n",
 }
 
@@ -748,6 +853,32 @@ def test_a_notebook_keeps_all_but_the_changed_lines(
     assert '"ä"' in written
     assert written.endswith("}\n")
     assert not path.with_suffix(".py").exists()
+
+
+@pytest.mark.parametrize(
+    "magic",
+    [
+        *("%%time", "%%timeit -n 3", "%%capture out", "%%prun", "%conda install x", "%run x.py"),
+        *("!{sys.executable} -m pip install x", "! pip install x"),
+    ],
+)
+def test_python_below_a_magic_line_is_changed(tmp_path: Path, magic: str) -> None:
+    path = tmp_path / "old.ipynb"
+    cell = {"cell_type": "code", "source": f"{magic}\nfrom sparkdl import HorovodRunner"}
+    path.write_text(json.dumps({"cells": [cell]}))
+    assert cli.main(["migrate", str(path), "--write"]) == 0
+    (new,) = json.loads(path.read_text())["cells"]
+    assert new["source"] == f"{magic}\nfrom horovod_runner import HorovodRunner"
+
+
+@pytest.mark.parametrize(
+    "first", [b"\xef\xbb\xbf# \xc3\xa9\n", b"# coding: latin-1\n# \xe9\n"], ids=["mark", "line"]
+)
+def test_a_file_keeps_its_encoding(tmp_path: Path, first: bytes) -> None:
+    path = tmp_path / "old.py"
+    path.write_bytes(first + b"from sparkdl import HorovodRunner\n")
+    assert cli.main(["migrate", str(path), "--write"]) == 0
+    assert path.read_bytes() == first + b"from horovod_runner import HorovodRunner\n"
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 
 from horovod_runner.common.text import is_secret
+from horovod_runner.errors import HorovodRunnerError
 from horovod_runner.results import registry, saved_run
 from horovod_runner.results.metrics_table import Metrics
 from horovod_runner.results.page import logs, numbers, ranks
@@ -322,6 +323,12 @@ def entry(run_id: str, pid: int, born: str, host: str | None = None) -> None:
     path = registry.folder() / f"{run_id}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(registry.msgspec.json.encode(found))
+
+
+def test_an_empty_id_means_no_run() -> None:
+    keep(Run("1234abcd", 1))
+    with pytest.raises(HorovodRunnerError, match=r"no run with an empty id .* latest: 1234abcd"):
+        saved_run.load_run("")
 
 
 def test_a_record_without_a_driver_is_lost() -> None:

@@ -20,6 +20,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "from os import path as where\n\ndef main():\n    return 3\n"
     )
     (tmp_path / "broken.py").write_text("x = 1\ndef main(:\n")
+    (tmp_path / "coded.py").write_text("# coding: nothing\n")
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").touch()
     (tmp_path / "package" / "job.py").write_text("async_main = main = print\n")
@@ -40,12 +41,27 @@ def test_a_file_a_function_of_it_and_one_of_a_module_are_found(folder: Path) -> 
 
 
 @pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("by_mark", b"\xef\xbb\xbfname = '\xc3\xa9'\n"),
+        ("by_line", b"# coding: latin-1\nname = '\xe9'\n"),
+    ],
+)
+def test_a_file_may_name_its_encoding(folder: Path, module: str, source: bytes) -> None:
+    (folder / f"{module}.py").write_bytes(source + b"def main():\n    return name\n")
+    assert isinstance(find_main(f"{module}:main", None), Imported)
+    assert find_main(f"{module}.py:main", None)() == "\u00e9"
+
+
+@pytest.mark.parametrize(
     ("target", "function", "told"),
     [
         ("nowhere.py", None, r"^nowhere\.py .*No such file"),
         ("train.py:fit", None, "^train.py .* fit$"),
         ("train.py:main", "main", "^train.py:main .*--function main$"),
         ("broken.py", None, "broken.py, line 2: "),
+        ("coded.py", None, "^coded.py cannot be read: unknown encoding.*nothing"),
+        ("coded:main", None, "^coded cannot be read: unknown encoding.*nothing"),
         ("package.job", None, "^package.job .*package.module:main"),
         ("package.job:fit", None, "^package.job .* fit$"),
         ("package.nothing:main", None, " package.nothing .*installed"),

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -195,6 +196,28 @@ def test_a_wrong_result_names_the_collective_and_the_rank() -> None:
     assert verdicts(readings) == [False, False]
     assert readings[0].seen == "3 of 4; wrong: average on rank 1"
     assert readings[1].seen == "cpu, cuda"
+
+
+@pytest.mark.parametrize(("sixth", "right"), [(1 / 6, True), (0.1666, False)])
+def test_an_average_may_be_rounded(
+    sixth: float, right: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+
+    def reduce(tensor: Any, *_: object, op: str = "", **__: object) -> Any:
+        # As NCCL averages on six GPUs; the other results do not matter here.
+        return sum((tensor + rank) * sixth for rank in range(6)) if op == "Average" else tensor
+
+    collectives = (
+        *("allreduce", "allreduce_", "grouped_allreduce", "broadcast", "allgather"),
+        *("alltoall", "reducescatter"),
+    )
+    hvd = SimpleNamespace(init=lambda: None, size=lambda: 6, rank=lambda: 0)
+    vars(hvd).update(dict.fromkeys(collectives, reduce), Sum="", Max="", Average="Average")
+    monkeypatch.setitem(sys.modules, "horovod", SimpleNamespace(torch=hvd))
+    monkeypatch.setitem(sys.modules, "horovod.torch", hvd)
+    found = {each.name: each.right for each in build.collectives(1)}
+    assert found["average"] is right
 
 
 def devices(*current: int, gpus: int = 2, uuids: Sequence[str] = UUIDS) -> list[Device]:

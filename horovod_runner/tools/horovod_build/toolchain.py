@@ -262,10 +262,9 @@ def find_cmake() -> Tool | None:
 
 
 def find_java() -> Tool | None:
-    """The Java that Spark would use: from ``$JAVA_HOME``, otherwise from PATH."""
+    """The Java that Spark would use: from ``$JAVA_HOME`` alone if that is set, else from PATH."""
     home = os.environ.get("JAVA_HOME")
-    candidates = [str(Path(home, "bin", "java"))] if home else []
-    return find_tool(*candidates, "java", version_flag="-version")
+    return find_tool(str(Path(home, "bin", "java")) if home else "java", version_flag="-version")
 
 
 def find_cuda_home() -> Path | None:

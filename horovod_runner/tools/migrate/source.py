@@ -7,8 +7,10 @@ no one else writes stands before each cell, and lines that are no Python are hid
 from __future__ import annotations
 
 import ast
+import io
 import json
 import re
+import tokenize
 import warnings
 from pathlib import Path
 from typing import Any
@@ -19,9 +21,10 @@ _CELL = "__horovod_runner_cell__"
 _MAGIC = "__horovod_runner_magic__"
 _MARK = re.compile(rf"^{_CELL}\((\d+)\)\n", re.MULTILINE)
 _HIDDEN = re.compile(rf"{_MAGIC}\((\d+)\)")
-# Lines for IPython and Databricks: %pip, !ls, files = !ls, ?print, print?
-_NOT_PYTHON = re.compile(r"^(\s*)((?:\w+\s*=\s*)?[%!][%!\w./].*|\?.*|[\w.]+\?+)$")
-_OTHER_LANGUAGE = re.compile(r"%(%|(sql|md|sh|scala|r|fs|run|conda)\b)")
+# Lines for IPython and Databricks: %pip, !ls, ! ls, files = !ls, ?print, print?
+_NOT_PYTHON = re.compile(r"^(\s*)((?:\w+\s*=\s*)?(?:%[%./\w]|!(?!=)).*|\?.*|[\w.]+\?+)$")
+# A cell for another language, or for another program; %%time and its like are above Python.
+_OTHER_LANGUAGE = re.compile(r"%(%(?!(?:time|timeit|capture|prun)\b)|(sql|md|sh|scala|r|fs)\b)")
 
 
 class MigrateError(HorovodRunnerError):
@@ -33,7 +36,7 @@ class SourceFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        raw = _read(path)
+        raw, self._encoding = _read(path)
         self._newline = "\r\n" if "\r\n" in raw else "\n"
         #: The text, with "\n" at the ends of its lines.
         self.text = raw.replace("\r\n", "\n")
@@ -48,7 +51,7 @@ class SourceFile:
 
     def write(self, text: str) -> None:
         """Write a text to the file."""
-        _write(self.path, text.replace("\n", self._newline))
+        _write(self.path, text.replace("\n", self._newline), self._encoding)
 
 
 class Notebook(SourceFile):
@@ -56,7 +59,7 @@ class Notebook(SourceFile):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._raw = _read(path)
+        self._raw, self._encoding = _read(path)
         self._hidden: list[str] = []
         try:
             self._notebook = json.loads(self._raw)
@@ -127,7 +130,8 @@ class Notebook(SourceFile):
         found = re.match(r"\{\s*?\n( +|\t+)", self._raw)
         indent = None if found is None else found[1]
         end = "\n" if self._raw.endswith("\n") else ""
-        _write(self.path, json.dumps(self._notebook, indent=indent, ensure_ascii=False) + end)
+        new = json.dumps(self._notebook, indent=indent, ensure_ascii=False) + end
+        _write(self.path, new, self._encoding)
 
 
 def open_source(path: Path) -> SourceFile:
@@ -150,15 +154,18 @@ def _is_python(text: str) -> bool:
     return True
 
 
-def _read(path: Path) -> str:
+def _read(path: Path) -> tuple[str, str]:
+    """The text of a file and its encoding, which a mark or a line of it may name."""
     try:
-        return path.read_bytes().decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+        raw = path.read_bytes()
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(raw).readline)
+        return raw.decode(encoding), encoding
+    except (OSError, SyntaxError, UnicodeDecodeError) as error:
         raise MigrateError(f"{path} cannot be read: {error}") from error
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, text: str, encoding: str) -> None:
     try:
-        path.write_bytes(text.encode())
+        path.write_bytes(text.encode(encoding))
     except OSError as error:
         raise MigrateError(f"{path} cannot be written: {error}") from error

@@ -115,12 +115,19 @@ def _predict(call: Any) -> Any:
     return call.with_deep_changes(call.func, attr=cst.Name("predict"))
 
 
-fix(
-    m.Call(tree.method("predict_classes")),
-    f"Keras 3 has no predict_classes: {names.ATTRIBUTES['predict_classes'].now}",
-    lambda call: helpers.parse_template_expression("{it}.argmax(axis=-1)", it=_predict(call)),
-    when=_applies_here,
-)
+def _argmax(call: Any) -> Any:
+    return helpers.parse_template_expression("{it}.argmax(axis=-1)", it=_predict(call))
+
+
+@on(m.Call(tree.method("predict_classes")), when=_applies_here)
+def _predict_classes(code: Code, call: cst.Call) -> OldCode:
+    why = f"Keras 3 has no predict_classes: {names.ATTRIBUTES['predict_classes'].now}"
+    layers = code.found(m.Call(tree.ending(".Dense")))
+    # The argmax of one output is always 0.
+    of_one = any(tree.is_value(tree.argument(layer, "units", 0), "1") for layer in layers)
+    return OldCode(call, why, {} if of_one else {call: _argmax})
+
+
 fix(
     m.Call(tree.method("predict_proba")),
     f"Keras 3 has no predict_proba: {names.ATTRIBUTES['predict_proba'].now}",
@@ -228,7 +235,8 @@ def _backend_value(code: Code, call: cst.Call) -> OldCode | None:
         if is_rate:
             variable = f"{code.source(args[0].value.value)}.learning_rate"
         if assigns:
-            return tree.statements(f"{variable} = {values[0]}")[0].body[0]
+            target = cst.AssignTarget(tree.expression(variable))
+            return cst.Assign([target], tree.expression(values[0]))
         if values:
             return tree.expression(f"{variable}.assign({values[0]})")
         return tree.expression(f"float({variable}.numpy())" if is_rate else f"{variable}.numpy()")
@@ -327,10 +335,13 @@ def _file(code: Code, call: cst.Call) -> OldCode | None:
     if literal is None or literal.endswith(endings):
         return None
     stem = re.sub(r"\.(ckpt|hdf5|h5|tf|weights)$", "", literal)
+    old = literal.removeprefix(stem)
     changes: tree.Changes = {}
-    for text in code.all(cst.SimpleString) if stem != literal else ():
+    # An ending alone, as in run + ".h5", may belong to another file elsewhere.
+    for text in code.all(cst.SimpleString) if stem and old else ():
         if tree.string(text) == literal:
-            changes[text] = tree.becomes(text.value.replace(literal, stem + endings[0]))
+            new = text.value.replace(old + text.quote, endings[0] + text.quote)
+            changes[text] = tree.becomes(new)
     why = (
         f"Keras 3 writes {'weights' if weights else 'a model'} only to a file whose name ends with "
         f"{' or '.join(endings)}"
@@ -370,7 +381,7 @@ fix(
 @on(m.Call(tree.ending("callbacks.LearningRateWarmupCallback")))
 def _warmup(code: Code, call: cst.Call) -> OldCode | None:
     """Without the learning rate, as before Horovod 0.21."""
-    if tree.argument(call, "initial_lr", 0):
+    if tree.argument(call, "initial_lr", 0) or any(arg.star for arg in call.args):
         return None
     rates = {
         code.source(rate.value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import libcst as cst
 import libcst.matchers as m
@@ -33,6 +33,8 @@ _DROPPED: Final = {
     "weights_save_path": "use default_root_dir, or ModelCheckpoint(dirpath=...)",
     "weights_summary": "use enable_model_summary=True or False",
 }
+#: Kinds of expressions that say how many GPUs, or which.
+_NUMBERS: Final = (cst.Integer, cst.UnaryOperation, cst.SimpleString, cst.List)
 _EPOCHS: Final = ("on_epoch_start", "on_epoch_end")
 
 
@@ -68,13 +70,26 @@ def _gpus(code: Code, call: cst.Call) -> OldCode | None:
         "Lightning 2 has no argument gpus: devices says how many GPUs, and accelerator of which "
         "kind. A rank of HorovodStrategy has one"
     )
-    if tree.is_value(arg, "0", "None"):
+    is_cpu = tree.is_value(arg, "0", "None")
+    if tree.argument(call, "devices"):
+        return OldCode(call, f"{why}. devices is given as well: keep the one that you mean")
+    if any(each.star for each in call.args):
+        return OldCode(call, f"{why}. Both may be among the arguments with a star, too")
+    if not is_cpu and not isinstance(arg.value, _NUMBERS):
         return OldCode(
-            call, why, {arg.keyword: tree.becomes("accelerator"), arg.value: tree.becomes('"cpu"')}
+            call,
+            f"{why}. Where gpus may be 0, write devices=gpus or 1 and "
+            'accelerator="gpu" if gpus else "cpu"',
         )
-    changes: tree.Changes = {arg.keyword: tree.becomes("devices")}
     given = tree.argument(call, "accelerator")
-    if given is None or tree.string(given.value) == "horovod":  # which becomes the strategy
+    # The accelerator "horovod" becomes the strategy.
+    is_chosen = given is not None and tree.string(given.value) != "horovod"
+    changes: tree.Changes = {arg.keyword: tree.becomes("devices")}
+    if is_cpu and is_chosen:
+        changes = {call: tree.without(call, arg)}
+    elif is_cpu:
+        changes = {arg.keyword: tree.becomes("accelerator"), arg.value: tree.becomes('"cpu"')}
+    elif not is_chosen:
         changes[call] = tree.with_argument('accelerator="gpu"')
     return OldCode(call, why, changes)
 
@@ -85,12 +100,27 @@ def _renamed(code: Code, call: cst.Call) -> OldCode | None:
     reasons = []
     for old, new in _RENAMED.items():
         arg = tree.argument(call, old)
-        if arg is not None:
+        if arg is not None and arg is not _callback(call):
             changes[arg.keyword] = tree.becomes(new)
             reasons.append(f"{old} is called {new}")
     if not changes:
         return None
     return OldCode(call, f"In Lightning 2 {' and '.join(reasons)}", changes)
+
+
+def _callback(call: cst.Call) -> Any:
+    """A checkpoint_callback that may be a ModelCheckpoint, which Lightning 1 took there too."""
+    arg = tree.argument(call, "checkpoint_callback")
+    return None if tree.is_value(arg, "True", "False", "None") else arg
+
+
+@on(m.Call(tree.ending("Trainer")), when=_applies)
+def _checkpoint_callback(_code: Code, call: cst.Call) -> OldCode | None:
+    why = (
+        "Lightning 2 has no argument checkpoint_callback: it takes a ModelCheckpoint among "
+        "callbacks=[...], and True or False as enable_checkpointing"
+    )
+    return OldCode(call, why) if _callback(call) else None
 
 
 @on(m.Call(tree.ending("Trainer")), when=_applies)

@@ -10,6 +10,7 @@ import libcst.matchers as m
 
 from horovod_runner.tools.migrate import tree
 from horovod_runner.tools.migrate.code import Code, OldCode, Unit
+from horovod_runner.tools.migrate.rules.imports import uses_keras_2
 from horovod_runner.tools.migrate.rules.launch import function_of, runs
 from horovod_runner.tools.migrate.rules.rule import rule
 
@@ -23,6 +24,8 @@ _BEFORE_INIT = frozenset(
     }
 )
 _BROADCASTS = ("broadcast", "load_checkpoint", "BroadcastGlobalVariables", "elastic", "load_model")
+# What trains a model, and the position of its callbacks.
+_CALLBACKS = {"fit": 5, "fit_generator": 4}
 _OPTIMIZERS = ("keras.optimizers.", "tensorflow.optimizers.", "torch.optim.")
 
 
@@ -162,7 +165,7 @@ def _broadcast(code: Code) -> Iterator[OldCode]:
         for call in in_torch:
             yield _torch_broadcast(code, call, loads="load_state_dict" in training.text)
         if wrapped and wrapped[0] not in in_torch:
-            yield _keras_broadcast(code, wrapped[0], training.unit)
+            yield _keras_broadcast(code, wrapped[0], training.calls)
         for call in training.wrapping(code, "DistributedGradientTape")[:1]:
             yield OldCode(
                 call,
@@ -194,21 +197,34 @@ def _torch_broadcast(code: Code, call: cst.Call, *, loads: bool) -> OldCode:
     return OldCode(call, why, {statement: tree.after(*lines)})
 
 
-def _keras_broadcast(code: Code, call: cst.Call, unit: Unit) -> OldCode:
+def _keras_broadcast(code: Code, call: cst.Call, calls: list[cst.Call]) -> OldCode:
     why = "The ranks begin with different weights. The callback gives all ranks those of rank 0"
-    hvd = tree.dotted(call.func).rpartition(".")[0]
-    callback = f"{hvd}.callbacks.BroadcastGlobalVariablesCallback(0)"
-    for fit in code.all(cst.Call, unit):
-        if m.matches(fit.func, tree.method("fit", "fit_generator")):
-            given = tree.argument(fit, "callbacks")
-            lists = [given.value, *code.values(given.value)] if given else []
-            changes: tree.Changes = {
-                each: _with_element(callback) for each in lists if isinstance(each, cst.List)
-            }
-            if given is None and fit.args:
-                changes = {fit: tree.with_argument(f"callbacks=[{callback}]")}
-            return OldCode(fit, f"{why}: {callback}", changes if hvd else {})
-    return OldCode(call, f"{why}: callbacks=[{callback}] of fit")
+    hvd = tree.dotted(call.func).rpartition(".")[0] if code.name(call.func, *_KERAS) else ""
+    home = hvd or ("horovod.tensorflow.keras" if uses_keras_2(code) else "horovod_runner.keras")
+    callback = f"{home}.callbacks.BroadcastGlobalVariablesCallback(0)"
+    fit = _fit_of_model(code, calls)
+    if fit is None:
+        return OldCode(call, f"{why}: callbacks=[{callback}] of fit")
+    given = tree.argument(fit, "callbacks", _CALLBACKS[fit.func.attr.value])
+    lists = [given.value, *code.values(given.value)] if given else []
+    changes: tree.Changes = {
+        each: _with_element(callback) for each in lists if isinstance(each, cst.List)
+    }
+    if given is None and fit.args and not any(arg.star for arg in fit.args):
+        changes = {fit: tree.with_argument(f"callbacks=[{callback}]")}
+    is_known = hvd and code.is_bound(fit, hvd.partition(".")[0])
+    return OldCode(fit, f"{why}: {callback}", changes if is_known else {})
+
+
+def _fit_of_model(code: Code, calls: list[cst.Call]) -> Any:
+    """The first fit of what is compiled, or the only one: generators and scalers have a fit too."""
+    # A function inside another one is twice among the parts of a training.
+    unique: list[Any] = list(dict.fromkeys(calls))
+    fits = [call for call in unique if m.matches(call.func, tree.method(*_CALLBACKS))]
+    compiles = code.found(m.Call(tree.method("compile")))
+    compiled = {tree.dotted(call.func.value) for call in compiles} - {""}
+    models = [fit for fit in fits if tree.dotted(fit.func.value) in compiled]
+    return next(iter(models or fits[: len(fits) == 1]), None)
 
 
 def _with_element(text: str) -> tree.Change:
@@ -264,11 +280,9 @@ def _is_scaled(code: Code, calls: list[cst.Call], made: list[cst.Call]) -> bool:
 
 def _unscaled(code: Code, call: cst.Call) -> OldCode:
     is_torch = code.name(call.func).startswith("torch.")
-    rate = tree.argument(call, "lr", 1 if is_torch else None) or tree.argument(
-        call, "learning_rate", 0
-    )
-    name = "lr" if is_torch else "learning_rate"
-    text = "0.001" if rate is None else code.source(rate.value)
+    name, position = ("lr", 1) if is_torch else ("learning_rate", 0)
+    rate = tree.argument(call, "lr") or tree.argument(call, name, position)
+    text = "..." if rate is None else code.source(rate.value)
     return OldCode(
         call,
         f"The learning rate does not depend on the number of ranks. A step has hvd.size() times as "

@@ -208,7 +208,8 @@ def count_up(folder: str) -> tuple[int, str]:
     if loaded is not None:
         state.copy_(loaded.state["steps"])
     for step in range(int(state), _STEPS):
-        state += hvd.allreduce(torch.ones(1, device=device), op=hvd.Average)
+        # A sum of ones is exact, and NCCL's average is rounded.
+        state += hvd.allreduce(torch.ones(1, device=device), op=hvd.Sum) / hvd.size()
         if step + 1 == _STEPS // 2:
             save_checkpoint({"steps": state}, step + 1)
         if loaded is None and step + 1 > _STEPS // 2 and hvd.rank() == hvd.size() - 1:
