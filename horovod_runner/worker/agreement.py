@@ -159,8 +159,9 @@ def exchange(
     Returns:
         Two numbers by rank; and if keys differ, the texts of some ranks of each kind by number.
     """
-    data = text.encode()
-    found = ranks.gather([zlib.crc32(key.encode()), len(data), *sent, 0, 0][:4], name)
+    # Both may name a file, whose name need not be UTF-8.
+    compared, data = (each.encode(errors="backslashreplace") for each in (key, text))
+    found = ranks.gather([zlib.crc32(compared), len(data), *sent, 0, 0][:4], name)
     numbers = [each[2:] for each in found]
     if len({digest for digest, *_ in found}) == 1:
         return numbers, {}

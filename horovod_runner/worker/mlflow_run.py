@@ -12,6 +12,7 @@ import inspect
 import os
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import unquote, urlparse
 
 from horovod_runner.wire.job_file import MLflowRun
 from horovod_runner.worker import api, context
@@ -22,15 +23,16 @@ from horovod_runner.worker.imports.patches import instead_of
 _NOWHERE: Final = "0" * 32
 _OWN_RUN: Final = ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "MLFLOW_EXPERIMENT_NAME")
 _READS: Final = ("get_", "list_", "search_", "download_")
+_WORKSPACES: Final = ("databricks", "databricks-uc")  # their URIs need no profile
 
 
 def absolute(uri: str) -> str:
     """The URI of a store; of a folder, its absolute path as a URI."""
-    scheme, colon, rest = uri.partition(":")
-    if colon and scheme != "file":
+    scheme, colon, _ = uri.partition(":")
+    if uri in _WORKSPACES or (colon and scheme != "file"):
         return uri
-    path = rest if colon else uri
-    return Path("/" + path.lstrip("/") if path.startswith("//") else path).absolute().as_uri()
+    # MLflow unquotes a path without a scheme, too.
+    return Path(unquote(urlparse(uri).path if colon else uri)).absolute().as_uri()
 
 
 def enter(run: MLflowRun | None) -> None:
@@ -43,32 +45,33 @@ def enter(run: MLflowRun | None) -> None:
 
 def patch_fluent(module: Any) -> None:
     """Join a rank's runs to the driver's; called with the module ``mlflow.tracking.fluent``."""
-    takes_parent = "parent_run_id" in inspect.signature(module.start_run).parameters
+    begin = inspect.signature(module.start_run)
 
     @instead_of(module, "start_run")
-    def start_run(plain: Any, run_id: str | None = None, *args: Any, **options: Any) -> Any:
-        run, stack = _run(), _active(module)
-        nested, is_asked = options.get("nested"), run_id or options.get("parent_run_id")
+    def start_run(plain: Any, *args: Any, **options: Any) -> Any:
+        run, stack, given = _run(), _active(module), begin.bind(*args, **options).arguments
+        nested, is_asked = given.get("nested"), given.get("run_id") or given.get("parent_run_id")
         if run is None and not is_asked and not nested:
             _warn_of_many()
         # Another active run that is not nested: MLflow raises an error.
         if run is None or is_asked or (stack and not nested):
-            return plain(run_id, *args, **options)
-        if nested and not (stack and stack[-1].info.run_id == _NOWHERE):
-            if takes_parent and not stack:
-                options["parent_run_id"] = run.run_id
-        elif not _is_ours(module, run):
+            return plain(**given)
+        is_nowhere = bool(stack) and stack[-1].info.run_id == _NOWHERE
+        if nested and not is_nowhere:
+            if "parent_run_id" in begin.parameters and not stack:
+                given["parent_run_id"] = run.run_id
+        elif not is_nowhere and not _is_ours(module, run, given.get("experiment_id")):
             pass
         elif not run.variables:  # a rank other than 0
             stack.append(module.ActiveRun(_run_nowhere(run)))
             return stack[-1]
         elif _sees(run):
-            options.pop("run_name", None)  # or the driver's run would be renamed
-            return plain(run.run_id, *args, **options)
+            given.pop("run_name", None)  # or the driver's run would be renamed
+            return plain(**{**given, "run_id": run.run_id})
         else:
             _warn_of_hidden(run)
         os.environ.pop("MLFLOW_RUN_ID", None)  # it would be joined in place of a new run
-        return plain(None, *args, **options)
+        return plain(**given)
 
     for name, method in inspect.getmembers(module.MlflowClient, inspect.isfunction):
         if "run_id" in inspect.signature(method).parameters and not name.startswith("_"):
@@ -124,10 +127,11 @@ def _run() -> MLflowRun | None:
 
 def _sees(run: MLflowRun) -> bool:
     """Whether this host reaches the store of a run, as far as its files say."""
-    scheme, _, path = run.tracking_uri.partition("://")
+    scheme, _, rest = run.tracking_uri.partition("://")
+    path = unquote(rest.partition("?")[0])
     if scheme == "file":
         return Path(path, run.experiment_id, run.run_id).is_dir()
-    return scheme != "sqlite" or Path(path.removeprefix("/").partition("?")[0]).is_file()
+    return scheme != "sqlite" or Path(path.removeprefix("/")).is_file()
 
 
 def _active(module: Any) -> list[Any]:
@@ -137,12 +141,12 @@ def _active(module: Any) -> list[Any]:
     return runs
 
 
-def _is_ours(module: Any, run: MLflowRun) -> bool:
-    """Whether ``main`` has chosen no other experiment and no other server."""
+def _is_ours(module: Any, run: MLflowRun, experiment_id: Any) -> bool:
+    """Whether ``main`` has chosen no other experiment, nor given its id, and no other server."""
     uri = run.tracking_uri
-    chosen = getattr(module, "_active_experiment_id", None)
-    if chosen is not None and str(chosen) != run.experiment_id:
-        return False
+    for chosen in (experiment_id, getattr(module, "_active_experiment_id", None)):
+        if chosen is not None and str(chosen) != run.experiment_id:
+            return False
     return not uri or absolute(module.MlflowClient().tracking_uri) == uri
 
 

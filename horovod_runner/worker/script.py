@@ -49,7 +49,9 @@ class Script:
             name = Path(self._path).stem
             module = sys.modules[name] = types.ModuleType(name)
         module.__file__ = self._path
-        exec(compile(self._source, self._path, "exec"), module.__dict__)  # noqa: S102 - the user's
+        # Not with the `from __future__` of this file.
+        code = compile(self._source, self._path, "exec", dont_inherit=True)
+        exec(code, module.__dict__)  # noqa: S102 - the user's
         return module
 
 

@@ -132,6 +132,7 @@ def test_ranks_log_and_warn_as_the_driver_is_set_up_to(
     def main() -> None:
         _log()
         warnings.warn("that the driver ignores", stacklevel=1)
+        warnings.warn("ignored by Python, too", DeprecationWarning, stacklevel=1)
         warnings.warn("that is seen", stacklevel=1)
         logging.basicConfig(level=logging.INFO, format="set in main|%(message)s")
         _log()
@@ -143,9 +144,11 @@ def test_ranks_log_and_warn_as_the_driver_is_set_up_to(
     logging.getLogger("own").propagate = False
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "that the driver ignores")
+        warnings.simplefilter("ignore", DeprecationWarning)  # before pytest's own filter
         ranks.run(1, main, {"driver_log_verbosity": "all"})
     out, err = capfd.readouterr()
     assert out.splitlines() == ["own|own debug"] * 2
+    assert "ignored by Python" not in err
     seen = [line for line in err.splitlines() if "info" in line or "UserWarning" in line]
     assert seen[::2] == ["INFO|any info", "set in main|any info"]
     assert "that is seen" in seen[1]

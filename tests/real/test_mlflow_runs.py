@@ -6,6 +6,7 @@ import os
 import shutil
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -15,6 +16,7 @@ from horovod_runner.results.run import Run
 from horovod_runner.sinks import Sink
 from horovod_runner.sinks.mlflow import MLflowSink, run_for_ranks
 from horovod_runner.wire.job import Job
+from horovod_runner.worker.mlflow_run import enter
 
 pytestmark = [pytest.mark.horovod, pytest.mark.xdist_group("mlflow")]
 
@@ -41,7 +43,7 @@ def log(rank_of: str) -> list[Any]:
     mlflow.log_metrics({"scores": 1.0}, step=rank, synchronous=False).wait()
     run = mlflow.active_run().info.run_id
     mlflow.end_run()
-    with mlflow.start_run(run_name="second", tags={f"again{rank}": "set"}):
+    with mlflow.start_run(None, None, "second", tags={f"again{rank}": "set"}):
         mlflow.log_metric("score", rank, step=10 + rank)
     return [run, mlflow.active_run()]
 
@@ -81,22 +83,30 @@ def test_a_run_begun_in_the_background_joins_the_active_run(mlflow: Any) -> None
         )
 
 
-def ask() -> None:
+def ask(third: str) -> None:
     import mlflow
 
     rank = os.environ["HOROVOD_RANK"]
     with mlflow.start_run(nested=True, run_name=f"child {rank}"):
         mlflow.log_metric("score", 1.0)
+    with mlflow.start_run(experiment_id=third, run_name=f"third {rank}"):
+        mlflow.log_metric("score", 3.0)
+    with mlflow.start_run(), mlflow.start_run(None, third, f"inner {rank}", nested=True):
+        mlflow.log_metric("score", 4.0)  # on rank 1 in the run that logs nothing
     if rank == "0":
         mlflow.set_experiment("another")
         mlflow.log_metric("score", 2.0)
 
 
 def test_ranks_that_ask_for_runs_have_them(mlflow: Any) -> None:
+    third = mlflow.MlflowClient().create_experiment("third")
     with mlflow.start_run() as active:
-        HorovodRunner(np=-2).run(ask)
+        HorovodRunner(np=-2).run(ask, third=third)
     client = mlflow.MlflowClient()
     runs = [client.get_run(run_id) for run_id in all_runs(mlflow)]
+    in_third = [each for each in runs if each.info.experiment_id == third]
+    assert {each.info.run_name for each in in_third} == {"third 0", "third 1", "inner 0"}
+    runs = [each for each in runs if each not in in_third]
     parents = {each.info.run_name: each.data.tags.get("mlflow.parentRunId") for each in runs}
     assert parents["child 0"] == parents["child 1"] == active.info.run_id
     (other,) = (each for each in runs if each.info.experiment_id != active.info.experiment_id)
@@ -210,6 +220,19 @@ def test_lightnings_logger_logs_to_the_drivers_run_unless_it_names_another_exper
     assert mlflow.get_run(ran).data.params["rate"] == "0.01"
 
 
+@pytest.mark.parametrize("uri", ["file://{folder}", "file:{folder}", "{folder}"])
+def test_rank_0_joins_a_run_in_a_folder_of_any_name(
+    mlflow: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uri: str
+) -> None:
+    monkeypatch.setenv("MLFLOW_RUN_ID", "")  # restored at the end, like MLFLOW_TRACKING_URI
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_ID", "0")
+    uri = uri.format(folder=quote(str(tmp_path / "my läufe")))
+    made = mlflow.MlflowClient(uri).create_run("0").info.run_id
+    enter(run_for_ranks(uri, made, "0"))
+    with mlflow.start_run() as joined:
+        assert joined.info.run_id == made
+
+
 class HiddenStore(Sink):
     """Hides MLflow's folder during a run, as on another host."""
 
@@ -241,6 +264,7 @@ def test_rank_0_alone_gets_credentials_and_the_job_does_not_show_them(
     monkeypatch.setenv("DATABRICKS_TOKEN", "secret")
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "password")
     run = run_for_ranks("databricks", "1", "2")
+    assert run.variables["MLFLOW_TRACKING_URI"] == run.tracking_uri == "databricks"
     assert run.variables["DATABRICKS_TOKEN"] == "secret"
     assert run.variables["MLFLOW_TRACKING_PASSWORD"] == "password"
     assert run.for_rank(0) is run

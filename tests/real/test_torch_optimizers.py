@@ -33,6 +33,7 @@ def all_optimizers() -> list[dict[str, Any]]:
     loaded = {name: state_of_one_rank(name) for name in NAMES}
     cases = {name: [case(hvd), case(None)] for name, case in TRAININGS.items()}
     found = {"loaded": loaded, "adasum": adasum(), "groups": other_groups(), **cases}
+    found["unnamed"] = unnamed_weights()
     return list(hvd.allgather_object(found))
 
 
@@ -65,6 +66,18 @@ def state_of_one_rank(name: str) -> dict[str, Any]:
         "state": {key: torch.as_tensor(value).tolist() for key, value in state.items()},
         "same gradient": gradient is model.weight.grad,
     }
+
+
+def unnamed_weights() -> list[Any]:
+    """The weights of rank 1's model, broadcast without names."""
+    import horovod.torch as hvd
+    import torch
+
+    model = torch.nn.Linear(1, 2)  # each weight can be unpacked like a name and a weight
+    for weight in model.parameters():
+        torch.nn.init.constant_(weight, hvd.rank())
+    hvd.broadcast_parameters(list(model.parameters()), root_rank=1)
+    return [weight.tolist() for weight in model.parameters()]
 
 
 def adasum() -> str:
@@ -389,6 +402,42 @@ def several_networks_are_clipped_together(hvd: Any) -> list[Any]:
     return [each.weights() for each in networks]
 
 
+def weights_in_any_iterable_are_clipped(hvd: Any) -> list[Any]:
+    import torch
+
+    training = Training(hvd, network())
+    optimizer = training.distributed(torch.optim.SGD(training.model.parameters(), lr=0.1))
+    named = dict(training.model.named_parameters())
+    kinds: list[Any] = [named.values(), torch.nn.ParameterList(named.values()), {*named.values()}]
+    found = []
+    for clipped in kinds:
+        optimizer.zero_grad()
+        loss_of(training).backward()
+        found.append(float(torch.nn.utils.clip_grad_norm_(clipped, 0.05)))
+        optimizer.step()
+    optimizer.zero_grad()
+    loss_of(training).backward()
+    gradients = {weight: weight.grad for weight in named.values()}
+    if hasattr(torch.nn.utils, "get_total_norm"):  # torch 2.6 and later
+        found.append(float(torch.nn.utils.get_total_norm(gradients.values())))
+    optimizer.step()
+    return [found, training.weights()]
+
+
+def an_optimizer_has_a_zero_grad_of_its_own(hvd: Any) -> list[Any]:
+    import torch
+
+    def zero_grad(self: Any) -> None:  # without an argument
+        torch.optim.SGD.zero_grad(self, set_to_none=False)
+
+    kind: Any = type("Kept", (torch.optim.SGD,), {"zero_grad": zero_grad})
+    training = Training(hvd, network())
+    optimizer = training.distributed(kind(training.model.parameters(), lr=0.1))
+    steps(training, optimizer, 2)
+    optimizer.zero_grad()
+    return [float(training.model[0].weight.grad.sum()), training.weights()]
+
+
 TRAININGS = {
     function.__name__: function
     for function in (
@@ -405,6 +454,8 @@ TRAININGS = {
         passes_are_left_over,
         two_networks_are_trained,
         several_networks_are_clipped_together,
+        weights_in_any_iterable_are_clipped,
+        an_optimizer_has_a_zero_grad_of_its_own,
     )
 }
 
@@ -455,6 +506,11 @@ def test_broadcast_optimizer_state_leaves_the_weights_as_they_are(name: str) -> 
     assert first["state"] == second["state"]
     assert first["same gradient"]
     assert second["same gradient"]
+
+
+def test_weights_are_broadcast_without_names() -> None:
+    for rank in results():
+        assert rank["unnamed"] == [[[1.0], [1.0]], [1.0, 1.0]]
 
 
 def test_adasum_without_mpi_names_the_setting() -> None:

@@ -334,6 +334,14 @@ def test_the_clock_tells_the_main_thread_from_others() -> None:
     assert clock.stages["gather"] < clock.seconds["data"]
 
 
+class Ragged:
+    """As a nested tensor of torch, whose rows differ in length."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        raise RuntimeError("no sizes")
+
+
 @pytest.mark.parametrize(
     ("batch", "count"),
     [
@@ -345,6 +353,7 @@ def test_the_clock_tells_the_main_thread_from_others() -> None:
         (["a", "b"], 2),
         ({}, 0),
         (None, 0),
+        ((Ragged(),), 0),
     ],
 )
 def test_the_size_of_a_batch_is_that_of_its_first_part(batch: object, count: int) -> None:

@@ -119,3 +119,10 @@ def test_a_script_runs_as_main_and_its_traceback_has_its_lines(
     with pytest.raises(ValueError, match=r"fails\.py") as caught:
         script()
     assert "# here" in "".join(traceback.format_exception(caught.value))
+
+
+def test_a_script_has_no_future_import_that_it_does_not_make(folder: Path) -> None:
+    (folder / "typed.py").write_text("def main(x: int = 1): return main.__annotations__['x']\n")
+    script = find_main("typed.py:main", None)
+    assert isinstance(script, Script)
+    assert script() is int

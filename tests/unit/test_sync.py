@@ -17,7 +17,8 @@ from horovod_runner import SyncError
 from horovod_runner.driver.sync_check import NoteCheck, SyncCheck
 from horovod_runner.wire.measurements import Note
 from horovod_runner.wire.messages import Weights
-from horovod_runner.worker.checks import calls, steps
+from horovod_runner.worker.agreement import exchange
+from horovod_runner.worker.checks import calls, models, notes, steps
 from horovod_runner.worker.profiling.steps import OptimizerSteps
 from horovod_runner.worker.weights import hash_weights, is_sharded
 from tests.stand_ins import as_rank
@@ -93,6 +94,43 @@ def test_other_differences_end_the_run(other: Weights, text: str) -> None:
     check.take(Weights(0, [], [b"x"], 2))
     with pytest.raises(SyncError, match=text):
         check.take(other)
+
+
+def test_a_rank_whose_weights_have_only_other_names_has_no_other_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    weights = {0: ("a", (2, 3)), 1: ("b", (2, 3)), 2: ("c", (2, 4))}
+    texts = {
+        rank: f"t.py:{rank}\n{name} of shape {shape}" for rank, (name, shape) in weights.items()
+    }
+    monkeypatch.setattr(models, "connected", lambda _: None)
+    monkeypatch.setattr(models, "exchange", lambda *_, **__: ([], texts))
+    told = r"rank 0 has a of shape \(2, 3\) at t.py:0, and rank 2 c of shape \(2, 4\) at t.py:2 "
+    with as_rank(0, 3), pytest.raises(ValueError, match=told):
+        models.check_same_model([weights[0]], same_names=False)
+
+
+@pytest.mark.parametrize(
+    ("file", "is_library"), [("site-packages/tool/run.py", True), ("threading.py", False)]
+)
+def test_libraries_may_be_in_the_folder_of_the_standard_library(
+    file: str, is_library: bool
+) -> None:
+    """As without a virtual environment."""
+    path = os.path.join(os.path.dirname(os.__file__), file)
+    called: dict[str, Any] = {"notes": notes}
+    exec(compile("found = notes.from_library(), notes.users_line()", path, "exec"), called)
+    found, line = called["found"]
+    assert found is is_library
+    assert line.startswith("test_sync.py:")
+
+
+def test_ranks_compare_calls_in_files_whose_names_are_no_utf_8() -> None:
+    ranks: Any = SimpleNamespace(
+        gather=lambda sent, _: [sent, [0, *sent[1:]]], broadcast=lambda data, *_: data
+    )
+    name = os.fsdecode(b"caf\xe9.py")
+    assert exchange(ranks, name, name)[1] == {0: r"caf\udce9.py", 1: ""}
 
 
 def warnings_of(*notes: Note, size: int = 2, hosts: str = "aa") -> list[str]:

@@ -22,6 +22,9 @@ from horovod_runner.wire.events import Notice, RanksPlaced, Report, Untraced
 from horovod_runner.wire.marker import Marker
 from horovod_runner.wire.measurements import Machine, Profile
 from horovod_runner.wire.messages import FilePart
+from horovod_runner.worker.profiling.clock import clock as batches
+from horovod_runner.worker.profiling.framework_profiler import METADATA, FrameworkProfiler
+from horovod_runner.worker.profiling.steps import optimizer_steps
 from tests import traces
 from tests.made_up_runs import keep
 
@@ -386,3 +389,23 @@ def test_traces_are_deleted_with_their_record(records: Path) -> None:
         f"{new}.run",
         f"{new}-rank-0.torch.json.gz",
     }
+
+
+def test_steps_of_the_optimizer_are_recorded_once_it_makes_its_first_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.setenv("KERAS_BACKEND", "torch")  # another test may have imported TensorFlow
+    for what, name in ((batches, "after"), (batches, "batches"), (optimizer_steps, "count")):
+        monkeypatch.setattr(what, name, None if name == "after" else 0)
+    failed: list[str] = []
+    profiler = FrameworkProfiler(str(tmp_path / "rank-0"), failed.append)
+    for number in range(1, 300):
+        batches.count_batch(1)
+        if number % 16 == 0:  # gradients of so many batches are accumulated
+            optimizer_steps.count += 1
+            batches.end_step()
+    profiler.finish(ok=True)
+    assert failed == []
+    written = json.loads(gzip.decompress((tmp_path / "rank-0.torch.json.gz").read_bytes()))
+    assert [step for step, _ in written[METADATA]["steps"]] == [*range(1, 13)]

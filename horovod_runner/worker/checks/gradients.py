@@ -16,7 +16,7 @@ import itertools
 import math
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -34,8 +34,8 @@ _CLIPS = ("clip_grad_norm_", "clip_grad_value_")
 def mend_horovod(module: Any) -> None:
     """Let optimizers average gradients early, and refuse to wrap one twice.
 
-    Called with the module ``horovod.torch.optimizer``. The optimizers' ``zero_grad`` also gets the
-    argument that PyTorch's has.
+    Called with the module ``horovod.torch.optimizer``. The optimizers' ``zero_grad`` also takes
+    the arguments that the plain optimizer's takes.
     """
     kind = module._DistributedOptimizer
 
@@ -46,7 +46,7 @@ def mend_horovod(module: Any) -> None:
         plain(self, *args, **options)
         _optimizers.add(self)
 
-    def zero_grad(self: Any, set_to_none: bool = True) -> None:
+    def zero_grad(self: Any, *args: Any, **options: Any) -> None:
         self._others_averaged = False
         if self._handles:
             forget_gradients(self)
@@ -54,7 +54,7 @@ def mend_horovod(module: Any) -> None:
             self._forgot = True
         if self._averaged_early:  # the step was left out
             self._averaged_early = self._synchronized = False
-        super(self.__class__, self).zero_grad(set_to_none=set_to_none)
+        super(self.__class__, self).zero_grad(*args, **options)
 
     kind.zero_grad = zero_grad
 
@@ -157,9 +157,7 @@ def _average_before_clip(module: Any, name: str) -> None:
 
         if not _optimizers and not _strategies:
             return clip(parameters, *args, **options)
-        if isinstance(parameters, Iterator):
-            parameters = list(parameters)  # it can be read only once
-        own = parameters if isinstance(parameters, list | tuple) else [parameters]
+        own = _listed(parameters)
         for strategy in list(_strategies):
             strategy.average_before_clip(own)
         owners = _owners(own)
@@ -170,7 +168,7 @@ def _average_before_clip(module: Any, name: str) -> None:
 
         def clip_averages() -> Any:
             _average_others(own, owners)
-            return clip(parameters, *args, **options)
+            return clip(own, *args, **options)
 
         if not accumulating:
             return clip_averages()
@@ -178,7 +176,7 @@ def _average_before_clip(module: Any, name: str) -> None:
             optimizer._clips_later[what] = clip_averages
         if name == "clip_grad_norm_":  # of the norm so far, which the caller may print
             rest = {name: value for name, value in options.items() if name != "max_norm"}
-            return clip(parameters, math.inf, *args[1:], **rest)
+            return clip(own, math.inf, *args[1:], **rest)
         return None
 
 
@@ -186,16 +184,22 @@ def _measure_averages(module: Any) -> None:
     @instead_of(module, "_get_total_norm")
     def get_total_norm(plain: Any, tensors: Any, *args: Any, **options: Any) -> Any:
         if _optimizers:
-            tensors = list(tensors) if isinstance(tensors, Iterator) else tensors
-            own = tensors if isinstance(tensors, list | tuple) else [tensors]
-            owners = _owners(own)
+            tensors = _listed(tensors)
+            owners = _owners(tensors)
             if owners and not getattr(_clipping, "now", False):
-                _note_others(own, owners)
+                _note_others(tensors, owners)
             # Averages are written into the gradients, which stay the same tensors.
             for optimizer in _average_unless_accumulating(owners):
                 if not optimizer._clips_later:  # otherwise a clip calls this function
                     _note_own_norm(optimizer)
         return plain(tensors, *args, **options)
+
+
+def _listed(tensors: Any) -> list[Any]:
+    """A list of what torch takes: a tensor, or tensors that may be readable only once."""
+    import torch
+
+    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
 
 def _note_own_norm(optimizer: Any) -> None:

@@ -9,6 +9,8 @@ from horovod_runner.worker import context
 from horovod_runner.worker.agreement import exchange
 from horovod_runner.worker.checks.notes import users_line
 
+_SHAPE = " of shape "
+
 
 def check_same_model(
     weights: Iterable[tuple[str, Iterable[int]]], *, same_names: bool = True
@@ -22,18 +24,26 @@ def check_same_model(
     if rank is None or rank.size == 1:
         return
     named = [(name, tuple(map(int, shape))) for name, shape in weights]
-    lines = [f"{name} of shape {shape}" for name, shape in named]
-    key = "\n".join(lines) if same_names else str([shape for _, shape in named])
+    lines = [f"{name}{_SHAPE}{shape}" for name, shape in named]
+
+    def compared(line: str) -> str:
+        return line if same_names else line.rpartition(_SHAPE)[2]
+
+    key = "\n".join(map(compared, lines))
     ranks = connected("the ranks compare their models")
     text = "\n".join([users_line(), *lines])
     _, texts = exchange(ranks, key, text, name="broadcast_parameters")
     if not texts:
         return
     place, *first = texts[0].splitlines()
-    other, others = next((r, t) for r, t in texts.items() if t.splitlines()[1:] != first)
-    other_place, *theirs = others.splitlines()
+    wanted = [*map(compared, first)]
+    other, other_place, theirs = next(
+        (rank, place, theirs)
+        for rank, (place, *theirs) in ((rank, text.splitlines()) for rank, text in texts.items())
+        if [*map(compared, theirs)] != wanted
+    )
     pairs = zip([*first, "no more weights"], [*theirs, "no more weights"], strict=False)
-    ours, differing = next((a, b) for a, b in pairs if a != b)
+    ours, differing = next((a, b) for a, b in pairs if compared(a) != compared(b))
     raise ValueError(
         f"the ranks have made different models: rank 0 has {ours} at {place}, and rank {other} "
         f"{differing} at {other_place} ({len(first)} and {len(theirs)} weights). Usual causes: a "

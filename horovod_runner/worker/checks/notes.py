@@ -62,7 +62,10 @@ def _outside() -> Iterator[FrameType]:
     """The frames outside of this package and Python's standard library, the innermost first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if not frame.f_code.co_filename.startswith((_PACKAGE, _STANDARD_LIBRARY)):
+        file = frame.f_code.co_filename
+        # Without a virtual environment, libraries are in a folder of the standard library's.
+        is_standard = file.startswith(_STANDARD_LIBRARY) and not _is_library(frame)
+        if not is_standard and not file.startswith(_PACKAGE):
             yield frame
         frame = frame.f_back
 

@@ -16,7 +16,6 @@ from horovod_runner.worker.imports.patches import instead_of
 
 
 class _TensorPlace(NamedTuple):
-    number: int
     shape: tuple[int, ...]
     dtype: Any
     on_cpu: bool
@@ -29,7 +28,8 @@ def mend(module: Any) -> None:
     def broadcast_parameters(
         plain: Any, params: Any, root_rank: int, *args: Any, **options: Any
     ) -> None:
-        named = list(params.items() if isinstance(params, dict) else params)
+        given = params.items() if isinstance(params, dict) else params
+        named = [each if isinstance(each, tuple) else (None, each) for each in given]
         sent, copies = [], []
         for name, tensor in named:
             is_laid_out = not hasattr(tensor, "is_contiguous") or tensor.is_sparse
@@ -39,7 +39,10 @@ def mend(module: Any) -> None:
                 copies.append((tensor, tensor.detach().contiguous()))
                 sent.append((name, copies[-1][1]))
         if not args and not options:  # otherwise the ranks of a process set
-            check_same_model((str(name), getattr(tensor, "shape", ())) for name, tensor in sent)
+            check_same_model(
+                (f"weight {number}" if name is None else str(name), getattr(tensor, "shape", ()))
+                for number, (name, tensor) in enumerate(sent)
+            )
         plain(sent, root_rank, *args, **options)
         for tensor, copy in copies:
             tensor.data.copy_(copy)
@@ -119,7 +122,7 @@ def _take(tensors: list[Any], value: Any) -> Any:
         return value
     tensors.append(value.detach().contiguous())
     on_cpu = value.device.type == "cpu"
-    return _TensorPlace(len(tensors) - 1, tuple(value.shape), value.dtype, on_cpu)
+    return _TensorPlace(tuple(value.shape), value.dtype, on_cpu)
 
 
 def _make(tensors: list[Any], weight: Any, value: Any) -> Any:

@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from horovod_runner.worker.imports.finder import when_imported
@@ -37,9 +38,10 @@ def _pattern(given: re.Pattern[str] | str | None) -> str | None:
 
 
 def apply(filters: Sequence[Filter]) -> None:
-    """Put the driver's filters before those of this process. Most are Python's own, as here."""
-    own = {*taken()}
-    for each in reversed([each for each in filters if each not in own]):
+    """Put the driver's filters before those of this process, which also end with Python's own."""
+    pairs = zip(reversed(filters), reversed(taken()), strict=False)
+    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    for each in reversed(filters[: len(filters) - same]):
         _add(each)
 
 

@@ -105,11 +105,11 @@ def cells(batch: Any) -> int:
     The first rows of many batches are a sample of all rows.
     """
     for _ in range(4):  # parts of parts
-        if hasattr(batch, "shape"):
-            try:
-                return math.prod(batch.shape)
-            except TypeError:  # an unknown dimension
-                return 0
+        try:
+            if hasattr(batch, "shape"):
+                return int(math.prod(batch.shape))
+        except Exception:  # a framework's own, where a dimension is unknown or differs by row
+            return 0
         if isinstance(batch, dict):
             batch = next(iter(batch.values()), None)
         elif isinstance(batch, tuple) and batch:

@@ -127,12 +127,20 @@ class FrameworkProfiler:
         source, count = self._done()
         if self._torch is None:
             if count >= FIRST_STEP - 1 and (source == "optimizer" or not _has_tensorflow()):
-                self._source, self._until = source, count + LAST_STEP - FIRST_STEP + 1
+                self._count_from(source, count)
                 self._start_torch(count)
-        elif source == self._source:
-            self._marks.append((count, time.time_ns()))
-            if count >= self._until:
-                self._stop_torch()
+            return
+        if source != self._source:  # the optimizer's first step comes after many batches
+            self._count_from(source, count)
+        elif count == self._marks[-1][0]:
+            return  # a batch or a report within a step
+        self._marks.append((count, time.time_ns()))
+        if count >= self._until:
+            self._stop_torch()
+
+    def _count_from(self, source: _Source, count: int) -> None:
+        self._source, self._until = source, count + LAST_STEP - FIRST_STEP + 1
+        self._marks.clear()
 
     def _start_torch(self, count: int) -> None:
         torch = sys.modules.get("torch")
