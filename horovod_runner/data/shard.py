@@ -279,9 +279,8 @@ class Shard:
         else:
             shared = self._counts is None
             rows = rows_of_rank(self._sizes, *place(), made.how_last, shared=shared)
-        rows = rows if self._part is None else self._part.numbers(rows)
         all_rows = self.rows if self._counts is None else None
-        return torch_feed.RowDataset(store, fields, rows, made, all_rows)
+        return torch_feed.RowDataset(store, fields, rows, made, part=self._part, all_rows=all_rows)
 
     @suggest_arguments(ALIASES, lambda: OF_TF_DATASET, _OF_BATCHES)
     def to_tf(
@@ -397,4 +396,4 @@ class Shard:
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_stores": Stores(self._name)}
+        return {**self.__dict__, "_stores": Stores(self._stores.name)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -27,7 +27,7 @@ from horovod_runner.data.read.readers import (
     name_in_errors,
 )
 from horovod_runner.data.read.spill import Spilled
-from horovod_runner.data.read.tables import pandas_table, without_twins
+from horovod_runner.data.read.tables import digest, pandas_table, without_twins
 from horovod_runner.errors import DataError
 from horovod_runner.host.scratch import check_room
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 
 Prepared: TypeAlias = Reader | Deferred
+Location: TypeAlias = str | os.PathLike[str]  # a path, or a URL
 # Arguments of other readers.
 _ALIASES = {"schema_fields": "columns", "version_as_of": "version", "na_value": "fill_null"}
 _EXAMPLES = 16  # rows that are kept of a table, for examples
@@ -116,23 +117,32 @@ class parquet(_Files):  # noqa: N801 - reads as a call
     """Parquet files, which the ranks read themselves.
 
     Args:
-        path: a file, a folder (Hive partitions become columns), a glob pattern, or several of
-            these; on any filesystem of fsspec: ``s3://``, ``hdfs://``, ``gs://``, ``abfs://``.
+        path: a file, a folder (Hive partitions become columns, in place of those that the files
+            have by that name), a glob pattern, or several of these; on any filesystem of fsspec:
+            ``s3://``, ``hdfs://``, ``gs://``, ``abfs://``.
         columns: columns to read; None for all.
         filter: rows to read: an expression of ``pyarrow.dataset``, or tuples as in
             ``pyarrow.parquet``: ``[("year", ">=", 2024)]``. None for all.
         fill_null: values that replace nulls, by column. None refuses nulls.
         ragged: list columns that are not vectors, even if their first rows have one length.
         storage_options: options for fsspec.
+
+    Raises:
+        ValueError: the list of paths is empty.
     """
 
-    def __init__(self, path: str | Sequence[str], **options: Unpack[ReadingArguments]) -> None:
-        self._path = path
-        self._url = path if isinstance(path, str) else next(iter(path), "")
+    def __init__(
+        self, path: Location | Sequence[Location], **options: Unpack[ReadingArguments]
+    ) -> None:
+        paths = [path] if isinstance(path, str | os.PathLike) else path
+        self._paths = [os.fspath(each) for each in paths]
+        if not self._paths:
+            raise ValueError("parquet([]) names no path: give at least one")
+        self._url = self._paths[0]
         self._reading = Reading(**options)
 
     def _prepare(self, name: str, shared: Path | None) -> Prepared:
-        return _checked(listing.find(self._path, self._reading), self._reading.columns)
+        return _checked(listing.find(self._paths, self._reading), self._reading.columns)
 
 
 @suggest_fields(_ALIASES, options=_OPTIONS)
@@ -150,9 +160,9 @@ class delta(_Files):  # noqa: N801 - reads as a call
     """
 
     def __init__(
-        self, path: str, *, version: int | None = None, **options: Unpack[ReadingArguments]
+        self, path: Location, *, version: int | None = None, **options: Unpack[ReadingArguments]
     ) -> None:
-        self._url = path
+        self._url = os.fspath(path)
         self._version = version
         self._reading = Reading(**options)
 
@@ -173,7 +183,7 @@ class petastorm(_Files):  # noqa: N801 - reads as a call
     reads the whole dataset once.
 
     Args:
-        dataset: its URL, or what ``make_spark_converter`` returned.
+        dataset: its path or URL, or what ``make_spark_converter`` returned.
         predicate: a predicate of ``petastorm.predicates``.
         ngram: a ``petastorm.ngram.NGram``; its columns are called "0.name", "1.name", ... by their
             distance in time.
@@ -194,7 +204,8 @@ class petastorm(_Files):  # noqa: N801 - reads as a call
         transform_spec: Any = None,
         **options: Unpack[ReadingArguments],
     ) -> None:
-        self._url = dataset if isinstance(dataset, str) else dataset.cache_dir_url
+        is_path = isinstance(dataset, str | os.PathLike)
+        self._url = os.fspath(dataset) if is_path else dataset.cache_dir_url
         self._reading = Reading(**options)
         given = {"predicate": predicate, "transform_spec": transform_spec, "schema_fields": ngram}
         self._with_petastorm = {name: value for name, value in given.items() if value is not None}
@@ -258,7 +269,11 @@ class _Table(Source):
             if table[column].null_count
         }
         table = table.replace_schema_metadata(column_types.refusing(table.schema, nulls).metadata)
-        known: Any = {"schema": table.schema, "units": [len(table)], "fingerprint": _digest(table)}
+        known: Any = {
+            "schema": table.schema,
+            "units": [len(table)],
+            "fingerprint": digest(table),
+        }
         if shared is None:
             return _checked(Table(table=table, **known))
         path = shared / f"table-{name}.arrow"
@@ -366,14 +381,3 @@ def _write(table: pa.Table, path: Path) -> None:
             f"{path} cannot be written: {error}. Free space there, or choose another folder with "
             "TMPDIR or data_config=DataConfig(shared_dir=...)"
         ) from None
-
-
-def _digest(table: pa.Table) -> str:  # of its schema, its size, and the first bytes of each column
-    about = repr((table.schema.remove_metadata(), len(table)))
-    digest = hashlib.blake2b(about.encode(), digest_size=8)
-    for batch in table.to_batches():
-        for column in batch.columns:
-            for buffer in column.buffers():
-                if buffer is not None:
-                    digest.update(memoryview(buffer)[: 1 << 16])
-    return digest.hexdigest()

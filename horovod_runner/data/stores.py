@@ -20,10 +20,14 @@ _PROGRESS_SECONDS = 20.0
 
 
 class Stores:
-    """The stores of a dataset, by their columns."""
+    """The stores of a dataset, by their columns.
+
+    Attributes:
+        name: the dataset's; parts of a split have that of the whole.
+    """
 
     def __init__(self, name: str) -> None:
-        self._name = name
+        self.name = name
         self._made: dict[tuple[tuple[str, ...], str], PackedStore] = {}
 
     def of(
@@ -42,7 +46,9 @@ class Stores:
             if set(names) <= set(known) and decoded == images:
                 return store
         layout = Layout(columns, reader.units, reader.fingerprint)
-        name = fingerprint_of(repr((layout.fingerprint, layout.columns, rank, images)))
+        # Its own name, too: files of two folders may have one name, size and time of change.
+        about = (self.name, layout.fingerprint, layout.columns, rank, images)
+        name = fingerprint_of(repr(about))
         store = PackedStore.create(run_folder() / name, layout)
         with clock.timing("data"), clock.stage("pack"):
             store.fill(lambda unit: reader.chunks(unit, layout), self._report_progress())
@@ -59,6 +65,6 @@ class Stores:
             nonlocal last
             if time.monotonic() - last >= _PROGRESS_SECONDS:
                 last = time.monotonic()
-                log_to_driver(f"{self._name}: {complete} of {units} parts packed on {host}")
+                log_to_driver(f"{self.name}: {complete} of {units} parts packed on {host}")
 
         return done

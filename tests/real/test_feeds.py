@@ -184,6 +184,20 @@ def test_what_divides_rows_among_the_ranks_itself_gets_all_of_them(
         shard.to_torch_dataset(["n"], whole=True)
 
 
+@pytest.mark.parametrize("validation", [0.2, "flag"])
+def test_what_divides_rows_itself_gets_only_those_of_its_part(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch, validation: Any
+) -> None:
+    as_rank(monkeypatch, 1, 3)
+    seen = []
+    for part in shard.split(validation):
+        rows_of_rank: Any = part.to_torch_dataset(["n"])
+        rows = rows_of_rank.whole()
+        assert len(rows) == part.rows
+        seen += [row["n"].item() for row in rows.__getitems__(range(part.rows))]
+    assert sorted(seen) == list(range(ROWS))
+
+
 def test_tensorflow_gets_tuples_of_tensors(shard: Shard) -> None:
     import tensorflow as tf
 

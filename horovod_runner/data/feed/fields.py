@@ -224,7 +224,7 @@ def flat_names(parts: Iterable[str | Sequence[str]]) -> list[str]:
     return [name for part in parts for name in ([part] if isinstance(part, str) else part)]
 
 
-def _image_columns(name: str, image: Image, available: Mapping[str, Column]) -> list[str]:
+def _image_columns(name: str, image: Image, available: Columns) -> list[str]:
     """The columns with the pixels of cached images, or with encoded images."""
     return [name] if image.cache else image_columns(name, available)
 
@@ -291,7 +291,7 @@ def fields_of(available: Columns, options: FeedOptions) -> list[Field]:
 
 
 def _image_field(
-    name: str, available: Mapping[str, Column], wanted: str, image: Image, options: FeedOptions
+    name: str, available: Columns, wanted: str, image: Image, options: FeedOptions
 ) -> Field:
     columns = tuple(available[column] for column in _image_columns(wanted, image, available))
     # One type for all numbers does not count for pixels.

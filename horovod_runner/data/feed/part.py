@@ -32,8 +32,6 @@ class Part:
         """The dataset's row numbers of the rows at some places of the part."""
         if not self.rows:  # a rank without rows takes part with one that does not count
             return np.zeros_like(places)
-        if self.block_rows == 1:
-            return self.blocks[places]
         block, within = np.divmod(places, self.block_rows)
         numbers: RowNumbers = self.blocks[block] * self.block_rows + within
         return numbers

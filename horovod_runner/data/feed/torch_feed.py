@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from horovod_runner.data.feed.feed import Feed, dicts_of
 from horovod_runner.data.feed.fields import Field
 from horovod_runner.data.feed.options import FeedOptions
+from horovod_runner.data.feed.part import Part
 from horovod_runner.data.pack.columns import Array
 from horovod_runner.data.pack.store import PackedStore
 
@@ -21,7 +22,8 @@ from horovod_runner.data.pack.store import PackedStore
 class RowDataset(Dataset[Any]):  # type: ignore[misc]
     """Single rows of a packed dataset, for a DataLoader.
 
-    The store has ``all_rows`` of all ranks; None if it has only this rank's.
+    The dataset has ``rows`` of ``part``, or of the store if it is None. All ranks have
+    ``all_rows``; None if the store has only this rank's.
 
     Attributes:
         is_whole: whether these are the rows of all ranks.
@@ -33,12 +35,15 @@ class RowDataset(Dataset[Any]):  # type: ignore[misc]
         fields: Sequence[Field],
         rows: Array,
         options: FeedOptions,
+        *,
+        part: Part | None,
         all_rows: int | None,
     ) -> None:
         self._store = store
         self._fields = fields
         self._rows = rows
         self._options = options
+        self._part = part
         self._all_rows = all_rows
         self.is_whole = options.whole
         self._names = list(dict.fromkeys(c.name for f in fields for c in f.columns))
@@ -47,9 +52,14 @@ class RowDataset(Dataset[Any]):  # type: ignore[misc]
         """The rows of all ranks, as with ``whole=True``; None if this rank has only its own."""
         if self.is_whole or self._all_rows is None:
             return self if self.is_whole else None
-        options = replace(self._options, whole=True, last_batch=None)
-        rows = np.arange(self._all_rows)
-        return RowDataset(self._store, self._fields, rows, options, self._all_rows)
+        return RowDataset(
+            self._store,
+            self._fields,
+            np.arange(self._all_rows),
+            replace(self._options, whole=True, last_batch=None),
+            part=self._part,
+            all_rows=self._all_rows,
+        )
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -59,7 +69,9 @@ class RowDataset(Dataset[Any]):  # type: ignore[misc]
 
     def __getitems__(self, numbers: Sequence[int]) -> list[Any]:
         """The rows of a batch; a DataLoader asks for them together."""
-        taken = self._store.take(self._rows[np.asarray(numbers)], self._names)
+        places = self._rows[np.asarray(numbers)]
+        stored = places if self._part is None else self._part.numbers(places)
+        taken = self._store.take(stored, self._names)
         parts = [
             torch.from_numpy(values).unbind(0) if isinstance(values, np.ndarray) else values
             for values in (field.of(taken) for field in self._fields)

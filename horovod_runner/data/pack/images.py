@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from horovod_runner.data.pack.buffers import Buffers
-from horovod_runner.data.pack.columns import Array, Column, Rows
+from horovod_runner.data.pack.columns import Array, Columns, Rows
 from horovod_runner.errors import DataError
 
 ImageLayout: TypeAlias = Literal["HWC", "CHW"]
@@ -135,13 +135,16 @@ class Image:
         return np.asarray(resized).reshape(self.shape)
 
 
-def image_columns(name: str, columns: Mapping[str, Column]) -> list[str]:
+def image_columns(name: str, columns: Columns) -> list[str]:
     """The columns that hold the images called ``name``: one, or the fields of Spark's schema."""
     if name in columns and columns[name].kind == "bytes":
         return [name]
     fields = [f"{name}.{field}" for field in _SPARK_FIELDS]
     if all(field in columns for field in fields):
         return fields
+    for each in (name, *fields):
+        if each in columns.refused:
+            raise DataError(columns.refused[each])
     what = (
         f"this one holds {columns[name].kind} values"
         if name in columns
@@ -198,10 +201,12 @@ def _decode_all(
     def work(number: int) -> None:
         try:
             image = decode(memoryview(encoded[number]))
-        except (OSError, ValueError) as error:
+        except (DataError, MemoryError):
+            raise
+        except Exception as error:  # each format's decoder has its own
             raise DataError(
-                f"row {number} of {name!r} is not a complete image: {error}. Leave that row "
-                "out, or replace the image"
+                f"row {number} of {name!r} is not a complete image, or too large: {error}. Leave "
+                "that row out, or replace the image"
             ) from error
         keep(number, image)
 
@@ -231,8 +236,18 @@ def _decoder(
 
 def _by_pillow(mode: str | None, data: memoryview) -> Array:
     with _pillow().open(io.BytesIO(data)) as opened:
-        image = np.asarray(opened if mode is None else opened.convert(mode))
+        if mode is not None and _is_deep_gray(opened):  # convert() would make all of it white
+            eight_bits = (np.asarray(opened) >> 8).astype(np.uint8)
+            image = np.asarray(_pillow().fromarray(eight_bits).convert(mode))
+        else:
+            image = np.asarray(opened if mode is None else opened.convert(mode))
     return image.reshape(*image.shape[:2], -1)
+
+
+def _is_deep_gray(opened: Any) -> bool:
+    """Whether an image has one channel of 16 bits; of others Pillow itself takes the upper 8."""
+    # Older releases of Pillow open such a PNG with 32 bits.
+    return opened.mode.startswith("I;16") or (opened.mode, opened.format) == ("I", "PNG")
 
 
 def _on_threads(work: Callable[[int], object], count: int) -> None:
@@ -277,3 +292,7 @@ def _pillow() -> Any:
 @cache
 def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(_threads(), thread_name_prefix="horovod_runner-images")
+
+
+# The threads are not in a fork, such as a DataLoader's worker, which would wait for them.
+os.register_at_fork(after_in_child=_pool.cache_clear)

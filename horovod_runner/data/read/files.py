@@ -61,6 +61,8 @@ class File:
         if self.schema is not None:
             table = table.select([name for name in table.column_names if name in self.names])
         table = table.rename_columns([self.names.get(name, name) for name in table.column_names])
+        # As in Spark, the value in a path counts if a file has a column of that name, too.
+        table = table.select([name for name in table.column_names if name not in self.constants])
         for name, value in self.constants.items():
             table = table.append_column(name, pa.repeat(value, len(table)))
         if self.schema is not None:

@@ -29,6 +29,7 @@ from horovod_runner.data.read.files import (
 from horovod_runner.errors import DataError
 
 _UNITS = 64  # enough for all ranks of a host to take part in packing
+_NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"  # Hive's and Spark's word for null in a path
 Filter: TypeAlias = Any | Sequence[tuple[str, str, Any]] | Sequence[Sequence[tuple[str, str, Any]]]
 
 
@@ -60,7 +61,8 @@ def find(path: str | Sequence[str], reading: Reading) -> Files:
     """
     paths = [path] if isinstance(path, str) else list(path)
     filesystem, _ = connect(paths[0], reading.storage_options)
-    partitions: dict[str, dict[str, str]] = {}  # the values in the path of each file
+    # The values in the path of each file; None is null.
+    partitions: dict[str, dict[str, str | None]] = {}
     for pattern in paths:
         stripped = filesystem._strip_protocol(pattern)
         if any(letter in stripped for letter in "*?["):
@@ -80,7 +82,10 @@ def find(path: str | Sequence[str], reading: Reading) -> Files:
     described = [
         File(
             file,
-            {name: pa.scalar(text).cast(types[name]) for name, text in sorted(values.items())},
+            {
+                name: pa.scalar(text, pa.string()).cast(types[name])
+                for name, text in sorted(values.items())
+            },
         )
         for file, values in sorted(partitions.items())
     ]
@@ -88,18 +93,28 @@ def find(path: str | Sequence[str], reading: Reading) -> Files:
 
 
 def _is_hidden(file: str, folder: str) -> bool:
-    """Whether Spark or Petastorm wrote the file beside the data."""
-    return any(part.startswith(("_", ".")) for part in file[len(folder) :].split("/"))
+    """Whether Spark or Petastorm wrote the file beside the data; ``_date=...`` is a partition."""
+    return any(
+        part.startswith(".") or (part.startswith("_") and "=" not in part)
+        for part in file[len(folder) :].split("/")
+    )
 
 
-def _partitions(path: str) -> dict[str, str]:
+def _partitions(path: str) -> dict[str, str | None]:
     """The values in a path of Hive's form: ``.../year=2024/...``."""
     pairs = [part.partition("=") for part in path.split("/")[:-1] if "=" in part]
-    return {name: unquote(value) for name, _, value in pairs}
+    return {
+        unquote(name): None if value == _NULL_PARTITION else unquote(value)
+        for name, _, value in pairs
+    }
 
 
-def _type_of(texts: Sequence[str]) -> pa.DataType:
-    return pa.int64() if all(text.lstrip("-").isdigit() for text in texts) else pa.string()
+def _type_of(texts: Sequence[str | None]) -> pa.DataType:
+    known = [text for text in texts if text is not None]
+    is_whole = all(
+        re.fullmatch("-?[0-9]+", text) and -(2**63) <= int(text) < 2**63 for text in known
+    )
+    return pa.int64() if known and is_whole else pa.string()
 
 
 def inspect(

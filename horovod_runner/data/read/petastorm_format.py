@@ -12,6 +12,7 @@ from __future__ import annotations
 import io
 import pickle
 import zipfile
+import zlib
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -80,7 +81,7 @@ def _unzipped(cell: bytes, name: str) -> bytes:
     try:
         with zipfile.ZipFile(io.BytesIO(cell)) as archive:
             return archive.read(archive.namelist()[0])
-    except (zipfile.BadZipFile, IndexError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, IndexError) as error:
         raise DataError(
             f"column {name!r} has a cell that is not a complete compressed array: {error}. It was "
             "cut or damaged when it was written"
@@ -97,7 +98,9 @@ class PetastormFiles(ArrowReader):
     def read(self, unit: int, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a unit, decoded."""
         for batch in self.files.read(unit, names):
-            decoded = _decoded(batch, self.codecs)
+            # A filter may need other columns, too.
+            known = [name for name in batch.schema.names if name in self.schema.names]
+            decoded = _decoded(batch.select(known), self.codecs)
             for field in decoded.schema:
                 expected = self.schema.field(field.name).type
                 if field.type != expected:

@@ -172,7 +172,7 @@ class Pieces:
         """See :class:`Reader`."""
         columns = [column for name in names for column in self.columns.find(name)]
         unknown = [column for column in columns if column.name not in self.columns]
-        if not self.names or all(column.is_settled for column in unknown):
+        if all(column.is_settled for column in unknown):
             return columns
         # The value of a map's key, which no piece could describe.
         rows = [batch for number in range(len(self.names)) for batch in self._raw(number)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from io import RawIOBase
 from typing import Any
 
 import numpy as np
@@ -57,3 +59,29 @@ def _series(values: Any) -> pa.Array:
             return pa.array([v.tolist() if isinstance(v, np.ndarray) else v for v in values], type_)
     array = pa.array(values, from_pandas=True)
     return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
+
+
+class _Digest(RawIOBase):
+    """A file that keeps a checksum of what is written to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.checksum = hashlib.blake2b(digest_size=8)
+
+    def writable(self) -> bool:
+        """See the base class."""
+        return True
+
+    def write(self, data: Any, /) -> int:
+        """See the base class."""
+        self.checksum.update(data)
+        return len(data)
+
+
+def digest(table: pa.Table) -> str:
+    """A checksum of the columns and of all rows."""
+    plain, file = table.replace_schema_metadata(None), _Digest()
+    # As a stream: the buffers of a slice are those of the whole table, and without dictionaries.
+    with pa.ipc.new_stream(file, plain.schema) as writer:
+        writer.write_table(plain, max_chunksize=1 << 13)
+    return file.checksum.hexdigest()

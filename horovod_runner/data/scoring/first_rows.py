@@ -57,10 +57,10 @@ def try_first_rows(
 
 def _by_types(inputs: Inputs, outputs: Sequence[OutputColumn], call: Call) -> dict[str, Any] | None:
     """What the model returns for zeros; None if they say nothing: rows have to decide."""
-    zeros = inputs.zeros(_ROWS) if inputs.settled else None
-    if zeros is None:
-        return None
     try:
+        zeros = inputs.zeros(_ROWS) if inputs.settled else None
+        if zeros is None:
+            return None
         return named(compute(call, inputs, zeros), outputs, _ROWS)
     except (DataError, PredictionError):  # it may take real rows all the same
         return None
@@ -82,18 +82,18 @@ def on_rows(
 
 
 def _on_zeros(dataframe: DataFrame, inputs: Inputs, call: Call) -> Any:
-    zeros = inputs.zeros(_ROWS)
     why = "a stream" if dataframe.isStreaming else "empty, or has a null in each row"
     advice = "give the types of the outputs, output={'p': 'float'}"
-    if zeros is None:
-        raise DataError(f"the DataFrame is {why}, and the columns have no fixed shape: {advice}")
     try:
-        return compute(call, inputs, zeros)
-    except PredictionError as error:
+        zeros = inputs.zeros(_ROWS)
+        if zeros is not None:
+            return compute(call, inputs, zeros)
+    except (DataError, PredictionError) as error:
         raise PredictionError(
             f"the DataFrame is {why}, so the model was tried on zeros: {error}. If it does not "
             f"take zeros, {advice}"
         ) from error.__cause__
+    raise DataError(f"the DataFrame is {why}, and the columns have no fixed shape: {advice}")
 
 
 def first_rows(dataframe: DataFrame, inputs: Inputs) -> pa.RecordBatch | None:

@@ -130,7 +130,13 @@ class Inputs:
     def _transformed(self, parts: dict[str, Any]) -> dict[str, Any]:
         if self.options.transform is None:
             return parts
-        changed = self.options.transform(parts)
+        try:
+            changed = self.options.transform(parts)
+        except Exception as error:  # whatever the user's code raises
+            raise DataError(
+                f"transform failed on a batch of {self.describe(parts)}: {type(error).__name__}: "
+                f"{error}. It gets a dict of NumPy arrays, and lists for text and ragged columns"
+            ) from error
         if not isinstance(changed, Mapping):
             raise DataError(
                 "transform must return a dict of arrays by the names of the inputs, not "

@@ -173,12 +173,14 @@ def parse_outputs(given: OutputSpec) -> tuple[OutputColumn, ...]:
 def named(result: Any, outputs: Sequence[OutputColumn], rows: int) -> dict[str, Any]:
     """The model's results for a batch by the names of the outputs.
 
-    A result is an array or tensor, a tuple of them, or a mapping.
+    A result is an array or tensor, a tuple of them, a mapping, or a pandas DataFrame.
 
     Returns:
         For each output an array of shape (rows, ...), or a list with one entry per row.
     """
     names = [output.name for output in outputs]
+    if hasattr(result, "iloc") and hasattr(result, "columns") and not _is_matrix(result, names):
+        result = {str(name): result.iloc[:, at] for at, name in enumerate(result.columns)}
     if isinstance(result, Mapping):
         values = _by_name(result, names)
     elif isinstance(result, tuple) or (isinstance(result, list) and _is_of_arrays(result, rows)):
@@ -196,6 +198,12 @@ def named(result: Any, outputs: Sequence[OutputColumn], rows: int) -> dict[str, 
             f"{', '.join(names)}"
         )
     return {name: _checked(name, as_numpy(value), rows) for name, value in values.items()}
+
+
+def _is_matrix(frame: Any, names: Sequence[str]) -> bool:
+    """Whether the columns of a pandas DataFrame are numbers of one output, side by side."""
+    is_named = len(names) > 1 or names[0] in frame.columns
+    return not is_named and frame.to_numpy().dtype != object
 
 
 def _is_of_arrays(result: list[Any], rows: int) -> bool:
@@ -216,7 +224,9 @@ def _by_name(result: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
 
 
 def as_numpy(value: Any) -> Any:
-    """A tensor of any framework as an array; lists stay."""
+    """A tensor of any framework as an array; lists stay, and texts or arrays become lists."""
+    if isinstance(value, np.ndarray) and value.dtype == object and value.ndim == 1:
+        return [np.asarray(cell) if isinstance(cell, list | tuple) else cell for cell in value]
     if isinstance(value, np.ndarray | list):
         return value
     if hasattr(value, "detach"):  # torch
@@ -224,9 +234,10 @@ def as_numpy(value: Any) -> Any:
         if str(value.dtype) == "torch.bfloat16":  # NumPy has no such type
             value = value.float()
         return value.numpy()
-    if hasattr(value, "to_numpy"):  # pandas
-        return value.to_numpy()
-    return np.asarray(value)
+    cells: Any = value.to_numpy() if hasattr(value, "to_numpy") else np.asarray(value)
+    if cells.dtype == object and hasattr(value, "isna"):  # pandas, where a missing text is NaN
+        cells = np.where(value.isna(), None, cells)
+    return as_numpy(cells)
 
 
 def _checked(name: str, values: Any, rows: int) -> Any:

@@ -116,7 +116,7 @@ def predict(
         postprocess: called with what the model returns for a batch, tensors for a torch model and
             otherwise arrays; what it returns replaces that.
         on_error: "raise" ends the query at a row that cannot be scored: it has a null, a damaged
-            image, or the model fails on it. "null" leaves its outputs null.
+            image, or ``transform`` or the model fails on it. "null" leaves its outputs null.
         error_column: with ``on_error="null"``, a text column that says what is wrong with a row.
         observation: with ``on_error="null"``, counts "rows" and "bad_rows", as pyspark's
             Observation does.

@@ -18,7 +18,7 @@ class _KerasFile(Saveable):
     _read_model = staticmethod(read_model)
 
     def _kind(self) -> KerasKind:
-        return KerasKind.of(self.getOrDefault("model"))
+        return KerasKind.of()
 
 
 class KerasModel(_KerasFile, TrainedModel):

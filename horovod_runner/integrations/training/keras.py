@@ -146,7 +146,7 @@ class KerasTraining(Training):
         """The content of the model's file."""
         with temporary_folder("keras") as folder:
             path = Path(folder) / "model"
-            KerasKind.of(self.model, self.custom_objects).write(self.model, path, ())
+            KerasKind.of(self.custom_objects).write(self.model, path, ())
             return path.read_bytes()
 
     def read_model(self) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -271,6 +272,38 @@ def test_a_pandas_dataframe_is_a_dataset_and_other_arguments_are_not() -> None:
     assert (shard.rows, shard.columns) == (2, ["x"])
     for other in (None, 1, "text", [1], {"x": 1}, np.ones(3), object()):
         assert source_of(other) is None
+
+
+LONG = pa.table({"n": [f"row {n}" for n in range(20_000)]})
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (LONG.slice(0, 10_000), LONG.slice(10_000)),
+        (LONG.to_pandas().iloc[:10_000], LONG.to_pandas().iloc[10_000:]),
+        (pa.table({"n": [*range(20_000), 0]}), pa.table({"n": [*range(20_000), 1]})),
+        tuple(pa.table({"n": pa.array(texts).dictionary_encode()}) for texts in ("aba", "cdc")),
+    ],
+    ids=["slices", "slices of pandas", "the last row", "categories"],
+)
+def test_tables_with_other_values_are_other_datasets(first: Any, second: Any) -> None:
+    for table in (first, second):
+        (batch,) = shard_of(table).batches(len(table))
+        assert list(batch["n"]) == list(pa.table(table)["n"].to_pylist())
+
+
+def test_files_that_look_alike_are_other_datasets(tmp_path: Path) -> None:
+    values = {"train": 1, "valid": 2}
+    for name, value in values.items():
+        path = tmp_path / name / "0.parquet"
+        path.parent.mkdir()
+        pq.write_table(pa.table({"n": [value]}), path)
+        os.utime(path, (0, 0))
+    for name, value in values.items():
+        reader = parquet(str(tmp_path / name)).prepare(name, None)
+        (batch,) = Shard(name, reader).batches(1)
+        assert batch["n"].tolist() == [value]
 
 
 def test_a_dataset_without_rows_is_refused() -> None:

@@ -9,6 +9,7 @@ import struct
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import fsspec
 import pyarrow as pa
@@ -16,10 +17,11 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
-from horovod_runner.data import parquet
-from horovod_runner.data.read import delta_table, listing
+from horovod_runner.data import parquet, petastorm, sources
+from horovod_runner.data.read import delta_table, listing, petastorm_format
 from horovod_runner.data.read.files import Files
 from horovod_runner.data.read.listing import Reading
+from horovod_runner.data.read.readers import ArrowReader
 from horovod_runner.errors import DataError
 
 ROWS = 1000
@@ -41,7 +43,7 @@ def find_delta(path: Path, version: int | None = None, **options: Any) -> Files:
     return delta_table.find(str(path), version, Reading(**options))
 
 
-def rows_of(files: Files, names: list[str] | None = None) -> list[dict[str, Any]]:
+def rows_of(files: ArrowReader, names: list[str] | None = None) -> list[dict[str, Any]]:
     """All rows; each unit must have the number of rows that it states."""
     rows = []
     for unit, count in enumerate(files.units):
@@ -166,6 +168,50 @@ def test_quoted_partition_values_are_unquoted(tmp_path: Path) -> None:
     )
     rows = sorted(rows_of(find(str(tmp_path))), key=lambda row: row["a"])
     assert [row["city"] for row in rows] == cities
+
+
+@pytest.mark.parametrize(
+    ("column", "texts", "values"),
+    [
+        ("year", ["1", "__HIVE_DEFAULT_PARTITION__"], [1, None]),
+        ("year", ["__HIVE_DEFAULT_PARTITION__"] * 2, [None, None]),
+        ("_date", ["2024", "2025"], [2024, 2025]),
+        ("a b", ["1", "x"], ["1", "x"]),
+        ("n", ["1", "9" * 20], ["1", "9" * 20]),
+        ("n", ["1", "²"], ["1", "²"]),
+    ],
+)
+@pytest.mark.parametrize("is_in_files", [False, True])
+def test_partitions_have_the_values_of_spark(
+    tmp_path: Path, column: str, texts: list[str], values: list[Any], is_in_files: bool
+) -> None:
+    for number, text in enumerate(texts):
+        path = tmp_path / str(number) / f"{quote(column)}={quote(text)}" / "0.parquet"
+        path.parent.mkdir(parents=True)
+        others = {column: [0.5]} if is_in_files else {}
+        pq.write_table(pa.table({"row": [number], **others}), path)
+    expected = [{"row": number, column: value} for number, value in enumerate(values)]
+    assert rows_of(find(str(tmp_path))) == expected
+    is_null = ds.field(column).is_null()
+    assert rows_of(find(str(tmp_path), filter=is_null)) == [
+        row for row in expected if row[column] is None
+    ]
+
+
+@pytest.mark.parametrize("kind", [parquet, lambda paths: parquet([paths]), petastorm])
+def test_a_path_may_be_a_path_object(folder: Path, kind: Any) -> None:
+    assert sum(kind(folder).prepare("train", None).units) == ROWS
+
+
+def test_an_empty_list_of_paths_is_refused() -> None:
+    with pytest.raises(ValueError, match="no path"):
+        parquet([])
+
+
+def test_a_filter_of_petastorm_may_need_a_column_that_is_not_read(folder: Path) -> None:
+    files = find(str(folder), columns=["b"], filter=[("a", "<", 5)])
+    reader = petastorm_format.decoding(files, {"a": petastorm_format.Codec("", "int64")})
+    assert rows_of(reader) == [{"b": float(n)} for n in range(5)]
 
 
 def test_files_that_are_missing_or_do_not_fit_are_named(folder: Path) -> None:
@@ -300,6 +346,11 @@ def test_the_current_rows_of_a_delta_table_are_read(delta: Path) -> None:
     assert sorted(row["a"] for row in rows_of(find_delta(delta))) == list(range(10))
     old = find_delta(delta, version=0, columns=["a"], filter=[("a", "<", 20)])
     assert sorted(row["a"] for row in rows_of(old)) == list(range(20))
+
+
+def test_the_path_of_a_delta_table_may_be_a_path_object(delta: Path) -> None:
+    reader: Any = sources.delta(delta).prepare("train", None)
+    assert sum(reader.units) == ROWS
 
 
 def test_rows_that_deletion_vectors_delete_are_not_read(delta: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,27 @@ def test_gray_and_transparent_images_become_rgb() -> None:
     assert pixels[1].tolist() == gradient(4, 4).tolist()
 
 
+@pytest.mark.parametrize("form", ["PNG", "TIFF"])
+@pytest.mark.parametrize("mode", ["RGB", "GRAY"])
+def test_of_16_bits_the_upper_8_are_taken(form: str, mode: Any) -> None:
+    deep = np.arange(16, dtype=np.uint16).reshape(4, 4) * 4000
+    (pixels,) = Image(4, 4, mode).decode([encoded(deep, form)], "image")
+    assert pixels[..., -1].tolist() == (deep // 256).tolist()
+
+
+def test_a_forked_process_decodes_on_threads_of_its_own() -> None:
+    cells = PNGS * 10  # enough for several threads
+    Image(6, 6).decode(cells, "image")
+    child = multiprocessing.get_context("fork").Process(
+        target=Image(6, 6).decode, args=(cells, "image"), daemon=True
+    )
+    child.start()
+    child.join(60)
+    child.kill()
+    child.join()
+    assert child.exitcode == 0
+
+
 @pytest.mark.usefixtures("_decoder")
 @pytest.mark.parametrize("form", ["PNG", "JPEG"])
 def test_a_damaged_image_is_named(form: str) -> None:
@@ -73,6 +95,25 @@ def test_a_damaged_image_is_named(form: str) -> None:
     for cell in (whole[: len(whole) // 2], b"no image at all"):
         with pytest.raises(DataError, match=r"row 1 .*'image' .*complete"):
             Image(40, 40).decode([whole, cell], "image")
+
+
+NOISE = encoded(np.random.default_rng(0).integers(0, 256, (200, 200, 3), np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("cell", "message"),
+    [
+        (NOISE.rsplit(b"IDAT", 1)[0] + bytes(8), "not a complete image"),
+        (encoded(gradient(300, 300)), "90000 pixels.*limit of 80000"),
+    ],
+    ids=["a damaged part", "too large"],
+)
+def test_whatever_a_decoder_says_the_image_is_named(
+    monkeypatch: pytest.MonkeyPatch, cell: bytes, message: str
+) -> None:
+    monkeypatch.setattr(Pillow, "MAX_IMAGE_PIXELS", 40_000)
+    with pytest.raises(DataError, match=rf"row 0 .*'image' .*{message}"):
+        Image(40, 40).decode([cell], "image")
 
 
 def test_images_of_a_known_size_are_not_resized() -> None:
@@ -176,6 +217,14 @@ def test_a_column_without_images_is_refused() -> None:
         shard.batches(4, ["n"], images={"n": Image(6, 6)})
     with pytest.raises(DataError, match=r"images .*'image'.*columns={"):
         shard.batches(4, ["n"], images={"image": Image(6, 6)})
+
+
+@pytest.mark.parametrize("cache", [False, True])
+def test_a_missing_image_is_the_reason_why_a_column_is_refused(cache: bool) -> None:
+    shard = shard_with([*PNGS[:-1], None])
+    for columns in (["image"], {"x": "image"}):
+        with pytest.raises(DataError, match=r"'image' has nulls \(1 of 20 rows\)"):
+            shard.batches(4, columns, images={"image": Image(6, 6, cache=cache)})
 
 
 def test_spark_images_of_the_wrong_size_are_refused() -> None:

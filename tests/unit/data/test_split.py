@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -73,3 +75,9 @@ def test_a_split_that_cannot_be_is_refused(validation: Any, error: type[Exceptio
 def test_a_split_is_not_split_again() -> None:
     with pytest.raises(ValueError, match="whole dataset"):
         shard_of(table(100)).split(0.5)[0].split(0.5)
+
+
+def test_parts_that_are_pickled_are_packed_once(tmp_path: Path) -> None:
+    for part in shard_of(table(100)).split(0.2):
+        assert len(rows_of(pickle.loads(pickle.dumps(part)))) >= part.rows
+    assert len(list(tmp_path.glob("*/layout.json"))) == 1

@@ -17,7 +17,7 @@ import pytest
 from horovod_runner.data.pack import columns, store
 from horovod_runner.data.pack.layout import Chunk, Layout
 from horovod_runner.data.pack.store import PackedStore
-from horovod_runner.data.read.pieces import write_together
+from horovod_runner.data.read.pieces import join, write_together
 from horovod_runner.data.read.readers import Table
 from horovod_runner.errors import DataError
 
@@ -227,3 +227,23 @@ def test_a_piece_knows_the_shortest_and_the_longest_list_of_all_its_batches(tmp_
     (piece,) = write_together(tmp_path, "train", 1, lambda number: iter(batches))
     assert piece.rows == 4
     assert piece.lengths == {"x": [(1, 3)]}
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        [pa.array(texts) for texts in (["a", "bc"], ["ad", "bc"], ["ab", "c"], ["a", "bd"])],
+        [pa.array(lists) for lists in ([[1, 2], [3]], [[1, 4], [3]], [[1], [2, 3]])],
+        [pa.array(lists) for lists in ([[[1], [2]], [[3]]], [[[1], [2]], [[4]]])],
+        [pa.array(numbers) for numbers in ([1.0, 2.0], [1.0, 3.0])],
+        [pa.array([[("a", 1)], [("a", n)]], pa.map_(pa.string(), pa.int64())) for n in (2, 3)],
+    ],
+    ids=["text", "lists", "lists of lists", "numbers", "maps"],
+)
+def test_pieces_with_other_values_are_other_datasets(tmp_path: Path, columns: list[Any]) -> None:
+    seen = set()
+    for number, column in enumerate([*columns, columns[0]]):
+        batch = pa.record_batch([column], ["x"])
+        pieces = write_together(tmp_path, f"{number}", 1, [iter([batch])].__getitem__)
+        seen.add(join(pieces, batch.schema, tmp_path).fingerprint)
+    assert len(seen) == len(columns)

@@ -69,3 +69,33 @@ def test_a_function_of_one_row_is_told_which_columns_there_are() -> None:
 
     with pytest.raises(KeyError, match="feature columns a, not 'b': add it to feature_cols"):
         RowByRow(None, lambda _, row: row["b"], {"x": "a"})({"x": np.zeros(1)})
+
+
+def test_own_functions_of_a_keras_model_travel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keras = pytest.importorskip("keras")
+    from horovod_runner.data.scoring.models.keras import KerasKind
+
+    def doubled(x: Any) -> Any:
+        return x * 2
+
+    @keras.saving.register_keras_serializable(package="test")  # type: ignore[untyped-decorator]
+    def tripled(x: Any) -> Any:
+        return x * 3
+
+    class Sevens(keras.initializers.Initializer):  # type: ignore[misc, name-defined]
+        def __call__(self, shape: Any, dtype: Any = None) -> Any:
+            return keras.ops.full(shape, 7.0, dtype)
+
+    layers = [
+        keras.layers.Dense(1, activation=doubled, kernel_initializer=Sevens()),
+        keras.layers.Activation(tripled),
+    ]
+    model = keras.Sequential([keras.Input((1,)), *layers])
+    kind = KerasKind.of()
+    kind.write(model, tmp_path / "model", ())
+    # Other processes do not know what this one has registered.
+    monkeypatch.delitem(keras.saving.get_custom_objects(), "test>tripled")
+    found = kind.load(tmp_path / "model", "cpu")({"x": np.ones((2, 1), "float32")})
+    np.testing.assert_allclose(found, [[42.0], [42.0]])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 
@@ -108,6 +109,30 @@ def test_results_are_found_by_name_or_in_order() -> None:
     assert list(named({"logits": one}, (OutputColumn("p"),), 2)) == ["p"]
 
 
+FRAME = pd.DataFrame(
+    {"text": ["a", None], "list": [[1.0, 2.0], [3.0]], "array": [np.zeros(2)] * 2, "n": [1, 2]}
+)
+
+
+@pytest.mark.parametrize(
+    ("result", "expected"),
+    [
+        (FRAME, FRAME),
+        (FRAME[["n", "text"]], FRAME[["text"]]),
+        (FRAME[["text"]], {"p": FRAME["text"]}),
+        (FRAME["text"], {"p": FRAME["text"]}),
+        (FRAME["list"], {"p": FRAME["list"]}),
+        (FRAME[["n", "n"]], {"p": [[1, 1], [2, 2]]}),
+        (np.array(["a", "b"], object), {"p": ["a", "b"]}),
+    ],
+)
+def test_results_of_pandas_are_outputs(result: Any, expected: Any) -> None:
+    values = named(result, [OutputColumn(name) for name in expected], 2)
+    for name, wanted in expected.items():
+        column = OutputType.of(values[name]).to_arrow(name, values[name])
+        assert column.to_pylist() == pa.array(wanted, from_pandas=True).to_pylist()
+
+
 @pytest.mark.parametrize(
     ("result", "names", "message"),
     [
@@ -116,6 +141,8 @@ def test_results_are_found_by_name_or_in_order() -> None:
         (np.zeros(2), "ab", "ndarray.* 2: a, b"),
         (np.zeros(3), "a", " 3 rows .*'a' .* 2 rows"),
         (np.float32(1), "a", "single value .*'a' .* 2 rows"),
+        (FRAME[["n", "text"]], "p", "outputs n, text.*'p'"),
+        (FRAME[["n", "list"]], "ab", "outputs n, list.*'a', 'b'"),
     ],
 )
 def test_results_that_do_not_fit_say_what_was_returned(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 
 from horovod_runner.data.feed.options import FeedOptions
 from horovod_runner.data.pack.columns import columns_of
+from horovod_runner.data.scoring.first_rows import try_first_rows
 from horovod_runner.data.scoring.inputs import Inputs
 from horovod_runner.data.scoring.model_file import ModelFile
 from horovod_runner.data.scoring.models.kind import FunctionKind
@@ -99,17 +101,36 @@ def test_rows_that_fail_are_null_and_the_others_are_not(tmp_path: Path) -> None:
     assert [error is None for error in errors] == [True, False, True, True, True, False, True]
 
 
-def test_the_first_row_that_does_not_fail_decides_the_type_of_an_output() -> None:
-    def model(parts: Mapping[str, Any]) -> Any:
-        if (parts["x"] < 2).any():
-            raise ValueError("below two")
-        return parts["x"] * 2.0
+def unchanged(parts: Mapping[str, Any]) -> Any:
+    return parts["x"]
 
+
+def refuses_small(parts: Mapping[str, Any]) -> Any:
+    if (parts["x"] < 2).any():
+        raise ValueError("below two")
+    return {"x": parts["x"] * 2.0}
+
+
+@pytest.mark.parametrize(
+    "functions", [{"model": refuses_small}, {"model": unchanged, "transform": refuses_small}]
+)
+def test_the_first_row_that_does_not_fail_decides_the_type_of_an_output(functions: Any) -> None:
     rows = pa.table({"x": [0.0, 1.0, 2.0, 3.0]})
-    scored_rows: Any = predict(rows, model, ["x"], "p", on_error="null")
+    options = {"columns": ["x"], "output": "p", **functions}
+    scored_rows: Any = predict(rows, on_error="null", **options)
     assert scored_rows["p"].to_pylist() == [None, None, 4.0, 6.0]
-    with pytest.raises(PredictionError, match="below two"):
-        predict(rows, model, ["x"], "p")
+    with pytest.raises((DataError, PredictionError), match=r"failed on .*below two"):
+        predict(rows, **options)
+
+
+@pytest.mark.parametrize("functions", [(refuses_small, None), (unchanged, refuses_small)])
+def test_a_model_that_does_not_take_zeros_is_told_where_there_are_no_rows(functions: Any) -> None:
+    model, transform = functions
+    schema = pa.schema({"x": pa.float64()})
+    inputs = Inputs.of(schema, FeedOptions(framework="numpy", transform=transform))
+    stream: Any = SimpleNamespace(isStreaming=True)
+    with pytest.raises(PredictionError, match=r"a stream, .*zeros: .*below two.*output="):
+        try_first_rows(stream, inputs, [OutputColumn("p")], model, "raise")
 
 
 def test_a_batch_of_failing_rows_alone_is_null(tmp_path: Path) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import sys
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, Final
 
 import cloudpickle
@@ -22,7 +23,7 @@ from horovod_runner.errors import PredictionError
 from horovod_runner.host.scratch import temporary_folder
 
 _MODEL: Final = "model.keras"
-_CLASSES: Final = "classes"
+_OBJECTS: Final = "objects"
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,8 @@ class KerasKind:
     custom_objects: tuple[tuple[str, Any], ...] = field(default=(), compare=False)
 
     @classmethod
-    def of(cls, model: Any, custom_objects: Mapping[str, Any] = {}) -> KerasKind:
-        """The kind of a model in this process."""
+    def of(cls, custom_objects: Mapping[str, Any] = {}) -> KerasKind:
+        """The kind of the models in this process."""
         backend = sys.modules["keras"].backend.backend()
         return cls(backend, custom_objects=tuple(custom_objects.items()))
 
@@ -44,15 +45,17 @@ class KerasKind:
         return {**self.__dict__, "custom_objects": ()}  # they are in the file
 
     def write(self, model: Any, path: Path, ship_modules: Sequence[ModuleType]) -> None:
-        """Write the model in Keras's format, with the user's own classes beside it."""
+        """Write the model in Keras's format, and the user's own classes and functions beside it."""
         draft = path.with_name(f"{path.name}.{_MODEL}")
         model.save(draft)
+        with zipfile.ZipFile(draft) as saved:
+            config = json.loads(saved.read("config.json"))
         with by_value(ship_modules):
-            objects = {**own_classes(model), **dict(self.custom_objects)}
-            classes = cloudpickle.dumps(objects, protocol=5)
+            objects = {**own_objects(model, config), **dict(self.custom_objects)}
+            pickled = cloudpickle.dumps(objects, protocol=5)
         with zipfile.ZipFile(path, "x", zipfile.ZIP_STORED) as archive:
             archive.write(draft, _MODEL)
-            archive.writestr(_CLASSES, classes)
+            archive.writestr(_OBJECTS, pickled)
         draft.unlink()
 
     def load(self, path: Path, device: str) -> Call:
@@ -117,12 +120,12 @@ def read_model(path: Path) -> Any:
     import keras
 
     with zipfile.ZipFile(path) as archive, temporary_folder("keras") as folder:
-        classes = cloudpickle.loads(archive.read(_CLASSES))
-        classes = {name: _revivable(kind) for name, kind in classes.items()}
+        objects = cloudpickle.loads(archive.read(_OBJECTS))
+        objects = {name: _revivable(each) for name, each in objects.items()}
         unpacked = archive.extract(_MODEL, folder)
         # safe_mode refuses lambdas; the file comes from the user's own driver.
         return keras.models.load_model(
-            unpacked, custom_objects=classes, compile=False, safe_mode=False
+            unpacked, custom_objects=objects, compile=False, safe_mode=False
         )
 
 
@@ -144,7 +147,8 @@ def _revivable(kind: Any) -> Any:
         def from_config(config: Mapping[str, Any]) -> Any:
             known = {name: value for name, value in config.items() if name in parameters}
             made = kind.from_config(known)
-            made.trainable = config.get("trainable", True)
+            if "trainable" in config:  # a layer's
+                made.trainable = config["trainable"]
             return made
 
     return Revived
@@ -172,13 +176,38 @@ def _keras(backend: str) -> Any:
     return keras
 
 
-def own_classes(model: Any) -> dict[str, Any]:
-    """Classes of the model and its layers that Keras does not bring, by the names it saves."""
-    keras = sys.modules["keras"]
+def own_objects(model: Any, config: Any) -> dict[str, Any]:
+    """Classes and functions that Keras does not bring, by the names it saves.
+
+    The classes of the model and its layers; and what they hold or the user has registered, such as
+    an activation or an initializer, if the saved ``config`` names it.
+    """
+    saving = sys.modules["keras"].saving
     layers = [model, *model._flatten_layers(include_self=False)]
-    classes = {type(layer) for layer in layers}
+    found = dict(saving.get_custom_objects())
+    for value in (value for layer in layers for value in vars(layer).values()):
+        own = value if isinstance(value, FunctionType) else type(value)
+        if own is value or hasattr(own, "get_config"):
+            # Keras 3.6 and older save a registered function by its own name.
+            found |= dict.fromkeys((own.__name__, saving.get_registered_name(own)), own)
+    texts = {*_texts(config)}
+    found = {name: own for name, own in found.items() if name in texts}
+    found |= {saving.get_registered_name(type(layer)): type(layer) for layer in layers}
     return {
-        keras.saving.get_registered_name(kind): kind
-        for kind in classes
-        if not kind.__module__.startswith("keras.")
+        name: own
+        for name, own in found.items()
+        if not str(getattr(own, "__module__", "")).startswith("keras.")
     }
+
+
+def _texts(config: Any) -> Iterator[str]:
+    """The texts in a model's config, except how it was compiled, which is not read again."""
+    if isinstance(config, str):
+        yield config
+    elif isinstance(config, list):
+        for value in config:
+            yield from _texts(value)
+    elif isinstance(config, dict):
+        for key, value in config.items():
+            if key != "compile_config":
+                yield from _texts(value)

@@ -39,7 +39,7 @@ def recognize(model: Any, build: Callable[[], Any] | None) -> Recognized:
     if keras is not None and isinstance(model, keras.Model):  # before torch: it may be both
         from horovod_runner.data.scoring.models.keras import KerasKind
 
-        return Recognized(KerasKind.of(model), model)
+        return Recognized(KerasKind.of(), model)
     if torch is not None:
         from horovod_runner.data.scoring.models.torch import kind_of, unwrapped
 

@@ -34,7 +34,7 @@ class _NamesKerasFile(Saveable):
     _read_model = staticmethod(read_model)
 
     def _kind(self) -> ModelKind:
-        return NamesKind(KerasKind.of(self.getModel(), self.getCustomObjects()))
+        return NamesKind(KerasKind.of(self.getCustomObjects()))
 
 
 @with_params(
