@@ -149,7 +149,7 @@ class HorovodStrategy(ParallelStrategy):  # type: ignore[misc]
     def _average(self, optimizer: Any) -> None:
         if hvd.size() == 1:
             return
-        number = self.optimizers.index(getattr(optimizer, "optimizer", optimizer))
+        number = self.optimizers.index(optimizer)
         own = [p for group in optimizer.param_groups for p in group["params"]]
         # One that was frozen while gradients were accumulated still has one.
         parameters = [p for p in own if p.requires_grad or p in self._trained]

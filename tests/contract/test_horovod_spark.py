@@ -17,8 +17,18 @@ import numpy as np
 import pytest
 
 from horovod_runner import DataError
+from horovod_runner.host.folders.folder import local_path
+from horovod_runner.integrations.horovod_spark.batches import Arrange
+from horovod_runner.integrations.horovod_spark.frameworks.store_trainings import (
+    StoreKerasTraining,
+    StoreLightningTraining,
+)
+from horovod_runner.integrations.training.keras import KerasTraining
+from horovod_runner.integrations.training.lightning import LightningTraining
+from horovod_runner.integrations.training.training import Trained
 from horovod_runner.worker.imports import replacements
 from tests.preload import KERAS_AND_LIGHTNING, TORCH
+from tests.stand_ins import as_rank
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -186,7 +196,11 @@ def test_stores_have_horovods_methods_and_refuse_other_urls(tmp_path: Path) -> N
     assert hdfs.get_train_data_path(1) == "hdfs://nn:8020/a/intermediate_train_data.1"
     assert hdfs.get_localized_path("hdfs://nn:8020/a/b") == "/a/b"
     assert HDFSStore("/a").get_full_path("/b") == "hdfs:///b"
-    for wrong in ("file:///a", "s3://bucket/a", "hdfs://nn:8020"):
+    for prefix in ("/a", "hdfs:///a", "hdfs://other/a"):
+        named = HDFSStore(prefix, host="nn", port=8020)
+        assert named.get_run_path("one") == "hdfs://nn:8020/a/runs/one"
+        assert named.storage_options == {}  # which a fit refuses
+    for wrong in ("file:///a", "s3://bucket/a", "hdfs://nn:8020", "a/b"):
         with pytest.raises(ValueError, match=r"hdfs://"):
             HDFSStore(wrong)
     store = Store.create(str(tmp_path / "store"))
@@ -196,6 +210,34 @@ def test_stores_have_horovods_methods_and_refuse_other_urls(tmp_path: Path) -> N
         store.to_remote("one", 0).sync(folder)
     assert (tmp_path / "store/runs/one/in/file").read_text() == "x"
     assert store.get_data_metadata_path("/a/").endswith("_cached_metadata.pkl")
+
+
+@pytest.mark.parametrize("start", ["", "file:", "file://"])
+def test_a_store_is_in_the_folder_that_its_path_names(tmp_path: Path, start: str) -> None:
+    from horovod.spark.common.store import Store
+
+    folder = tmp_path / "my größer 100% #1"
+    folder.mkdir()
+    store = Store.create(f"{start}{folder}")
+    assert store.exists(store.prefix_path)
+    run = local_path(store.get_checkpoint_path("one"))  # where ranks and their driver write
+    assert run == folder / "runs" / "one"
+
+
+def test_the_ranks_get_all_variables_of_an_estimator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And of the backend those that differ from this process's: of a copy of all."""
+    from horovod.spark.common.backend import SparkBackend
+
+    monkeypatch.setenv("OWN", "mine")
+    runner = SparkBackend(1, env={**os.environ, "MORE": "1"}).runner({"OWN": "mine"})
+    assert dict(runner.options.env) == {"MORE": "1", "OWN": "mine"}
+
+
+@pytest.mark.parametrize("shape", [[-1, -1], [-1, -1, 3], [-1, 6], [6], [-1, 2, 3]])
+def test_a_shape_may_have_several_free_sizes(shape: list[int]) -> None:
+    values = np.zeros((4, 2, 3) if len(shape) == 3 else (4, 6))
+    arrange = Arrange({"x": "column"}, {"x": shape})
+    assert arrange({"x": values})["x"].shape == values.shape
 
 
 @pytest.mark.parametrize(
@@ -306,22 +348,41 @@ def test_two_ranks_train_as_horovods_estimator_does(spark: SparkSession, tmp_pat
 def test_a_run_id_goes_on_from_its_checkpoint_in_the_store(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """A training that had ended trains further epochs; its logs are in the store, too."""
+    """A training that had ended trains further epochs, however many; its logs are there, too."""
     df = xor(spark)
     both = estimator(tmp_path, epochs=4).fit(df)
     store = estimator(tmp_path).getStore()
     assert not store.exists(store.get_checkpoint_path("mine"))
-    first = estimator(tmp_path, run_id="mine").fit(df)
+    first = estimator(tmp_path, epochs=1, run_id="mine").fit(df)
     assert store.exists(store.get_checkpoint_path("mine"))
     assert store.get_checkpoints("mine", ".pt")
-    second = estimator(tmp_path, run_id="mine").fit(df)
-    assert [entry["epoch"] for entry in second.getHistory()] == [0, 1]
+    second = estimator(tmp_path, epochs=3, run_id="mine").fit(df)
+    assert [entry["epoch"] for entry in second.getHistory()] == [0, 1, 2]
     losses = [entry["train"]["loss"] for entry in (*first.getHistory(), *second.getHistory())]
     assert losses == pytest.approx([entry["train"]["loss"] for entry in both.getHistory()])
     for got, wanted in zip(weights(second), weights(both), strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-5)
     events = list((tmp_path / "runs" / "mine" / "logs").rglob("events.*"))
     assert events
+
+
+def test_an_interrupted_training_goes_on_to_its_end(spark: SparkSession, tmp_path: Path) -> None:
+    import torch
+
+    steps: list[int] = []
+
+    def fails(output: Any, label: Any) -> Any:
+        steps.append(1)
+        if len(steps) > 12:  # in the second epoch of eight steps
+            raise OSError("no good")
+        return torch.nn.functional.binary_cross_entropy(output, label)
+
+    df = xor(spark)
+    with pytest.raises(OSError, match="no good"):
+        estimator(tmp_path, epochs=3, run_id="mine", loss=fails).fit(df)
+    resumed = estimator(tmp_path, epochs=3, run_id="mine").fit(df)
+    ended = resumed.run.metrics["epoch"].to_pylist()
+    assert {*ended} == {1, 2, 3}
 
 
 # Slow: prepares Petastorm's files with Spark before two trainings.
@@ -347,6 +408,19 @@ def test_a_backend_of_ones_own_trains_from_the_store(spark: SparkSession, tmp_pa
             assert set(fitted.getHistory()[0]) == {"epoch", "train", "validation"}
     with pytest.raises(ValueError, match=r"InAProcess .*store=Store\.create"):
         estimator(backend=InAProcess()).fit(df)
+
+
+def test_rows_do_not_stay_in_the_store_when_further_ones_cannot_be_written(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    from pyspark.errors import PySparkException
+    from pyspark.sql import functions
+
+    broken = functions.raise_error(functions.lit("no good")).cast("float")
+    df = xor(spark).withColumn("y", functions.when(functions.col("val"), broken).otherwise(0.5))
+    with pytest.raises(PySparkException, match="no good"):
+        estimator(tmp_path, backend=InAProcess(), validation="val").fit(df)
+    assert not list(tmp_path.glob("intermediate_train_data*"))
 
 
 def test_a_scalar_label_and_several_outputs_make_a_vector(spark: SparkSession) -> None:
@@ -462,6 +536,54 @@ def test_keras_gets_the_shapes_of_its_inputs(spark: SparkSession, tmp_path: Path
     read = KerasModel.load(str(tmp_path / "model"))
     assert read.getOutputCols() == ["label_prob"]
     assert read.transform(df).collect() == scored.collect()
+
+
+@pytest.mark.parametrize("only_weights", [False, True])
+def test_a_callback_that_saves_models_or_their_weights_chooses_the_model(
+    only_weights: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import keras
+
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
+
+    def train(training: Any, *shards: Any) -> Trained:
+        """Train with the best weight, and then with another one."""
+        network = training.read_model()
+        for callback in training.callbacks:
+            callback.set_model(network)
+            network.set_weights([np.array([[2.0]])])
+            callback.on_epoch_end(0, {"loss": 0.1})
+            network.set_weights([np.array([[3.0]])])
+            callback.on_epoch_end(1, {"loss": 0.2})
+        return Trained(network.get_weights(), {})
+
+    monkeypatch.setattr(KerasTraining, "train", train)
+    ending = ".weights.h5" if only_weights else ".keras"
+    saver = keras.callbacks.ModelCheckpoint(
+        f"replaced{ending}", monitor="loss", save_best_only=True, save_weights_only=only_weights
+    )
+    training = StoreKerasTraining(
+        model=model, features={"x": "x"}, labels=["y"], optimizer="sgd", checkpoint_callback=saver
+    ).for_ranks()
+    with as_rank(0, 1):
+        trained = training.train(None, None)  # type: ignore[arg-type]
+    assert trained is not None
+    assert trained.weights[0].item() == 2.0
+
+
+def test_a_best_model_of_before_a_restart_is_passed_over_where_it_is_gone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import pytorch_lightning
+
+    trained = Trained(b"the last weights", {})
+    monkeypatch.setattr(LightningTraining, "train", lambda *_: trained)
+    saver = pytorch_lightning.callbacks.ModelCheckpoint(monitor="loss")
+    saver.best_model_path = str(tmp_path / "gone.ckpt")
+    training = StoreLightningTraining(
+        model=lightning_module(), features={"x": "x"}, labels=["y"], callbacks=[saver]
+    )
+    assert training.train(None, None) is trained  # type: ignore[arg-type]
 
 
 def lightning_module() -> Any:

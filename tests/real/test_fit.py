@@ -273,7 +273,8 @@ def test_a_train_step_of_keras_uses_the_weights_of_rows(
 
     class Own(keras.Sequential):  # type: ignore[misc]
         def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-            return {"mean": keras.ops.mean(y_pred)}
+            mean = keras.ops.mean(y_pred)
+            return {"mean": mean, "time": mean, "of_classes": keras.ops.mean(y_pred, axis=0)}
 
     class Takes(Own):
         def train_step(self, data: Any) -> Any:
@@ -301,6 +302,7 @@ def test_a_train_step_of_keras_uses_the_weights_of_rows(
     alone, together = (trained(lambda: network(Takes), ranks=n, **options) for n in (1, 2))
     for one, many in zip(alone.model.get_weights(), together.model.get_weights(), strict=True):
         np.testing.assert_allclose(many, one, atol=2e-5)
+    assert {*together.metrics} == {"mean", "time"}  # an array is no metric of a fit
 
     def launched(*args: Any, **options: Any) -> Any:
         raise AssertionError("it was launched")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -12,6 +13,8 @@ import pytest
 from horovod_runner import HorovodRunner, SyncError
 from horovod_runner.common.options import grouped
 from horovod_runner.integrations.training.keras import set_seed
+from horovod_runner.wire.job_file import NO_CHECKPOINTS
+from horovod_runner.wire.marker import Marker
 from horovod_runner.worker.weights import hash_weights
 from tests import suites
 from tests.preload import keras_on
@@ -20,6 +23,7 @@ from tests.real.keras_behaviours import BEHAVIOURS, behave
 from tests.real.keras_names import names_of
 from tests.real.keras_scripts import keras_script, legacy_script, tensorflow_script
 from tests.real.keras_training import CASES, EPOCHS, cases_of, train_all
+from tests.stand_ins import as_rank
 
 # The whole suite's run trains all cases of a backend: TensorFlow builds a graph for each of them,
 # which takes a minute.
@@ -256,7 +260,44 @@ def test_metrics_are_averaged_for_later_callbacks(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_rank_0_saves_better_models(backend: str) -> None:
-    assert results_of("best_models", backend) == [["1-0.5.keras", "4-0.7.keras"], []]
+    saved = ["2-0.5.keras", "5-0.7.keras", "7-0.8.keras"]
+    assert results_of("best_models", backend) == [saved, []]
+
+
+def test_a_fit_that_goes_on_saves_no_model_worse_than_its_checkpoints(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from horovod_runner.integrations.keras import callbacks
+
+    rank_0 = SimpleNamespace(hvd=SimpleNamespace(rank=lambda: 0))
+    monkeypatch.setattr(callbacks, "collectives", lambda: rank_0)
+    markers = tuple(
+        Marker(f"{loss}", 1, 1, "keras", 1, "", "", metrics={"loss": loss})
+        for loss in (numpy.nan, 0.7, 0.5)
+    )
+    plan = NO_CHECKPOINTS._replace(resume=markers)
+    for begin, expected in ((3, [0.4]), (0, [0.6, 0.4])):
+        best = callbacks.BestModelCheckpoint("loss")
+        best.set_model(SimpleNamespace(optimizer=SimpleNamespace(iterations=1)))
+        with as_rank(0, 1, checkpoints=plan) as rank:
+            best.on_train_begin()
+            for epoch, loss in ((begin, 0.6), (begin + 1, 0.4)):
+                best.on_epoch_begin(epoch)
+                best.on_epoch_end(epoch, {"loss": loss})
+        assert [metrics["loss"] for _, _, metrics in rank.checkpoints_saved] == expected
+
+
+def test_metrics_that_are_no_numbers_are_logged_and_not_reported() -> None:
+    """As F1Score(average=None), and with the names of a report's own columns."""
+    from horovod_runner.integrations.keras import callbacks
+
+    logs = {"loss": 0.5, "f1": numpy.array([0.25, 1.0]), "time": 1.0, "step": 2, "total steps": 3}
+    with as_rank(0, 1) as rank:
+        for callback in (callbacks.ReportCallback(every=1), callbacks.LogCallback(True)):
+            callback.set_params({})
+            callback.on_train_batch_end(0, logs)
+    assert rank.reported == [({"loss": 0.5}, 1, 1, None)]
+    assert "loss=0.5, f1=[0.25 1. ], time=1" in rank.sent[0].text
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -20,6 +20,7 @@ def lightning(monkeypatch: pytest.MonkeyPatch) -> Any:
     hvd: Any = ModuleType("horovod.torch")
     hvd.Average, hvd.Sum, hvd.Max, hvd.Min = range(4)
     hvd.size = lambda: 2
+    hvd.global_process_set = None
     torch: Any = ModuleType("torch")
     torch.Tensor = torch.tensor = int
     strategies = SimpleNamespace(ParallelStrategy=object)
@@ -51,6 +52,33 @@ def test_a_boolean_is_reduced_over_all_ranks_or_any_rank(
     strategy._calls = 0
     assert strategy.reduce_boolean_decision(True) is expected_all
     assert strategy.reduce_boolean_decision(True, all=False) is expected_any
+
+
+class Weight:
+    requires_grad, grad = True, 1.0
+
+
+class Lookahead:
+    """An optimizer with another one inside, as torch_optimizer's."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = optimizer
+        self.param_groups = optimizer.param_groups
+
+
+def test_an_optimizer_that_holds_another_is_averaged(
+    lightning: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    averaged: list[Any] = []
+    monkeypatch.setattr(lightning, "average_gradients", lambda own, *_: averaged.extend(own))
+    weight = Weight()
+    inner = SimpleNamespace(param_groups=[{"params": [weight]}])
+    strategy = lightning.HorovodStrategy.__new__(lightning.HorovodStrategy)
+    strategy._trained, strategy._dense = set(), set()
+    strategy.lightning_module = SimpleNamespace(automatic_optimization=False)
+    strategy.optimizers = [Lookahead(inner)]
+    strategy.average_before_clip([weight])
+    assert averaged == [weight]
 
 
 class Trainer:

@@ -51,7 +51,7 @@ class PowerSGD(WholeGradients):
         self._q: dict[str, Any] = {}
         self._errors: dict[str, Any] = {}
         self._scaler: Any = None
-        self._scale: float | None = 1.0  # of the losses that the errors come from
+        self._scale = 1.0  # of the losses that the errors come from
         self._unused: dict[str, Any] = {}  # memory for the next step's matrices
         self._process_set: Any = hvd.global_process_set
 
@@ -96,8 +96,7 @@ class PowerSGD(WholeGradients):
         self._steps = int(state["steps"])
         self._q = {name: matrix.clone() for name, matrix in state["q"].items()}
         self._errors = {name: error.clone() for name, error in state["errors"].items()}
-        # States of earlier versions lack it: their errors have the scale of the next gradients.
-        self._scale = state.get("scale")
+        self._scale = float(state["scale"])
 
     def scaled_by(self, scaler: Any, *, is_reduced: bool) -> None:
         """Keep errors at the scale of the gradients; see :class:`WholeGradients`."""
@@ -150,7 +149,7 @@ class PowerSGD(WholeGradients):
 
     def _rescale_errors(self) -> None:
         scale = 1.0 if self._scaler is None else self._scaler.get_scale()
-        if self._scale is not None and scale != self._scale:
+        if scale != self._scale:
             for error in self._errors.values():
                 error.mul_(scale / self._scale)
         self._scale = scale

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Final
@@ -71,14 +70,14 @@ class SparkBackend(Backend):
         env: Mapping[str, str] | None = None,
     ) -> list[Any]:
         """See :class:`Backend`."""
-        variables = {**(self._env or os.environ), **(env or {})}
-        return launch.run(fn, args, kwargs, num_proc=self._num_proc, env=variables, **self._kwargs)
+        options = {"own_env": env, **self._kwargs}
+        return launch.run(fn, args, kwargs, self._num_proc, env=self._env, **options)
 
-    def runner(self, **options: Any) -> HorovodRunner:
-        """The HorovodRunner of this backend, with further options."""
+    def runner(self, env: Mapping[str, str], **options: Any) -> HorovodRunner:
+        """The HorovodRunner of this backend, with variables for the ranks and further options."""
         shared = {name: value for name, value in self._kwargs.items() if name not in _DISPLAY}
-        env = {**(self._env or {}), **options.pop("env", {})}
-        return launch.runner_of(num_proc=self._num_proc, env=env, **{**shared, **options})
+        options = {"own_env": env, **shared, **options}
+        return launch.runner_of(num_proc=self._num_proc, env=self._env, **options)
 
     def output(self) -> ExitStack:
         """A context in which the ranks' output goes where the backend's arguments say."""

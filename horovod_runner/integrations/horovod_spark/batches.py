@@ -88,7 +88,7 @@ class Arrange:
         if name in self.dtypes:
             value = value.astype(self.dtypes[name], copy=False)
         shape = self.shapes.get(name)
-        if shape is None or value.shape == tuple(shape):
+        if shape is None or _fits(value.shape, shape):
             return value
         try:
             # Users may leave the rows out.
@@ -99,6 +99,13 @@ class Arrange:
                 f"does not fit the shape {list(shape)} that the model takes: change the column, "
                 "input_shapes or label_shapes, or the model"
             ) from None
+
+
+def _fits(shape: Sequence[int], wanted: Sequence[int]) -> bool:
+    """Whether a shape is the wanted one, in which several sizes may be free: -1."""
+    if len(shape) != len(wanted):
+        return False
+    return all(free in (-1, size) for size, free in zip(shape, wanted, strict=True))
 
 
 def in_order(columns: Sequence[str]) -> dict[str, str]:

@@ -98,6 +98,7 @@ class HorovodEstimator(Estimator, EstimatorParams, Saveable):  # type: ignore[mi
         training = self._with_doubles(training, util.doubles_of(rows.train))
         check_rows(training, rows.train)
         trained, record = run.train(training.for_ranks(), rows, number=number, written=written)
+        run.end(self._epochs_of)
         network = training.trained_model(trained)
         metadata = util.metadata_of(rows.train)
         model = self._create_model(network, trained, epochs_before, run_id, metadata)
@@ -158,13 +159,11 @@ class HorovodEstimator(Estimator, EstimatorParams, Saveable):  # type: ignore[mi
         return backend
 
     def _epochs_before(self, run: StoredRun) -> int:
-        """The epochs that earlier trainings with the same id have finished."""
-        checkpoint = run.last_checkpoint()
-        if checkpoint is None:
-            return 0
-        done = self._epochs_of(checkpoint)
-        # A training that was interrupted goes on to its end.
-        return done - done % int(self.getEpochs())
+        """The epochs with which an earlier training with the same id ended.
+
+        Those of one that was interrupted do not count: it goes on to its end.
+        """
+        return 0 if run.last_checkpoint() is None else run.epochs_ended()
 
     def _epochs_of(self, checkpoint: Checkpoint) -> int:
         return int(checkpoint.metrics.get("epoch", 0))

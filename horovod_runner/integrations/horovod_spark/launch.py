@@ -162,6 +162,7 @@ def runner_of(
     *,
     num_proc: int | tuple[Any, Any] | None,
     env: Mapping[str, str] | None = None,
+    own_env: Mapping[str, str] | None = None,
     start_timeout: float | None = None,
     use_mpi: bool | None = None,
     use_gloo: bool | None = None,
@@ -170,7 +171,7 @@ def runner_of(
     executable: str | None = None,
     **options: Any,
 ) -> HorovodRunner:
-    """The HorovodRunner for arguments of :func:`run`.
+    """The HorovodRunner for arguments of :func:`run`; the ranks get all variables of ``own_env``.
 
     Raises:
         TypeError: there is no option of a name.
@@ -186,7 +187,7 @@ def runner_of(
             "np": 0 if num_proc is None else num_proc,
             "driver_log_verbosity": "all",
             "progress": verbose > 0,
-            "env": changed,
+            "env": {**changed, **(own_env or {})},
             "slot_timeout": start_timeout,
             "cpu_collectives": "mpi" if use_mpi else "gloo" if use_gloo else "auto",
             **options,

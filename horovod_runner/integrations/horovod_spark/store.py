@@ -109,7 +109,8 @@ class FilesystemStore(Store):
 
     def get_full_path(self, path: str) -> str:
         """A path as a URL; a URL stays as it is."""
-        return path if "://" in path else Path(path).absolute().as_uri()
+        local = local_path(path)
+        return path if local is None else f"file://{local.absolute()}"  # nothing decodes %20 again
 
     def get_full_path_fn(self) -> Callable[[str], str]:
         """:meth:`get_full_path`, as a function."""
@@ -245,7 +246,7 @@ class HDFSStore(FilesystemStore):
     Args:
         prefix_path: ``hdfs://host:8020/path``, ``hdfs:///path`` or ``/path``.
         host: the name node, instead of the URL's.
-        port: its port.
+        port: its port, where there is a host.
         user: not supported: set HADOOP_USER_NAME.
         kerb_ticket: not supported: set KRB5CCNAME.
         driver: not needed.
@@ -277,14 +278,16 @@ class HDFSStore(FilesystemStore):
                 f"HDFSStore takes a URL that begins with hdfs:// or a path, not {prefix_path!r}: "
                 "Store.create takes any URL"
             )
-        address, slash, path = rest.partition("/")
-        if not path:
+        address, _, path = rest.partition("/")
+        if not path or (address and not separator):
             raise ValueError(
-                f"HDFSStore needs the path of a folder, and {prefix_path!r} has none: "
+                f"HDFSStore needs the whole path of a folder, and {prefix_path!r} has none: "
                 "hdfs://host:8020/path"
             )
-        #: The beginning of the URLs: with host and port, if the prefix path names them.
-        self._url_prefix = f"{self.FS_PREFIX}{address if separator and slash else ''}"
+        named, _, its_port = address.partition(":")
+        place = ":".join(str(each) for each in (host or named, port or its_port) if each)
+        #: The beginning of the URLs, with host and port: the ranks open them, too.
+        self._url_prefix = f"{self.FS_PREFIX}{place if host or named else ''}"
         for name, value, variable in (
             ("user", user, "HADOOP_USER_NAME"),
             ("kerb_ticket", kerb_ticket, "KRB5CCNAME"),
@@ -294,14 +297,14 @@ class HDFSStore(FilesystemStore):
                     f"{name}={value!r}: HDFS's client reads it from the environment. Set "
                     f"{variable} for this process and for the executors (spark.executorEnv)"
                 )
-        given = {"host": host, "port": port, **(extra_conf or {})}
-        storage = {name: value for name, value in given.items() if value is not None}
-        storage.update(options.pop("storage_options", None) or {})
-        super().__init__(prefix_path, storage_options=storage, **options)
+        storage = {**(extra_conf or {}), **(options.pop("storage_options", None) or {})}
+        super().__init__(f"/{path}", storage_options=storage, **options)
 
     def get_full_path(self, path: str) -> str:
-        """See :class:`FilesystemStore`; a path without a scheme is on HDFS."""
-        return path if self.matches(path) else f"{self._url_prefix}{path}"
+        """See :class:`FilesystemStore`; a path without a scheme or a host is on this HDFS."""
+        inside = path.removeprefix(self.FS_PREFIX)
+        has_host = self.matches(path) and not inside.startswith("/")
+        return path if has_host else f"{self._url_prefix}{inside}"
 
     def get_localized_path(self, path: str) -> str:
         """A path or URL without scheme, host and port."""

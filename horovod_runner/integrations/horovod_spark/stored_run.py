@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import cloudpickle
 
 from horovod_runner.checkpoints.archive import Archive
 from horovod_runner.checkpoints.checkpoint import Checkpoint, find_complete
 from horovod_runner.common.options import Options
+from horovod_runner.common.text import without_password
 from horovod_runner.data.sources import parquet
 from horovod_runner.host.folders.folder import local_path
 from horovod_runner.host.folders.opening import open_folder
+from horovod_runner.host.folders.problems import describe
 from horovod_runner.integrations.horovod_spark import util
 from horovod_runner.integrations.horovod_spark.backend import SparkBackend
 from horovod_runner.integrations.horovod_spark.outside import OutsideFunction
@@ -25,6 +28,8 @@ from horovod_runner.integrations.training.training import Trained, Training, tra
 if TYPE_CHECKING:
     from horovod_runner.integrations.horovod_spark.store import Store
     from horovod_runner.results.run import Run
+
+_ENDED: Final = "epochs-ended"  # a file in the folder of the checkpoints
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,31 @@ class StoredRun:
         complete = find_complete(folder)
         return Checkpoint(folder, complete[0]) if complete else None
 
+    def epochs_ended(self) -> int:
+        """With how many epochs the last training with this id ended; 0 if none has ended."""
+        if self.folder is None:
+            return 0
+        try:
+            return int(open_folder(self.folder).read(_ENDED))
+        except FileNotFoundError:
+            return 0
+
+    def end(self, epochs_of: Callable[[Checkpoint], int]) -> None:
+        """Keep with how many epochs this training ended, for further ones with this id."""
+        try:
+            last = self.last_checkpoint()
+            if last is not None:
+                folder = open_folder(last.folder)
+                folder.remove(_ENDED)  # some stores replace no file
+                folder.write(_ENDED, str(epochs_of(last)).encode())
+        except Exception as error:  # every kind of folder raises others
+            warnings.warn(
+                f"the file {_ENDED} could not be written to {without_password(str(self.folder))}: "
+                f"{describe(error)} A further training with run_id={self.run_id!r} takes this "
+                "one for interrupted, and trains fewer epochs: use another run_id",
+                stacklevel=2,
+            )
+
     def train(
         self, training: Training, rows: TrainingRows, *, number: Any, written: bool
     ) -> tuple[Trained, Run | None]:
@@ -78,9 +108,9 @@ class StoredRun:
             ), None
         options = {} if self.use_gpu else {"gpus_per_rank": 0}
         runner = backend.runner(
+            self.env,
             checkpoint_dir=self.folder,
             resume=self.folder is not None,
-            env=dict(self.env),
             sinks=(*backend._kwargs.get("sinks", ()), *self._log_sinks()),
             **options,
         )
@@ -111,16 +141,17 @@ class StoredRun:
         parts = self.backend.num_processes() * self.files_per_rank
         paths = {"train": store.get_train_data_path, "valid": store.get_val_data_path}
         number = number if written else os.urandom(4).hex()
-        readers, removed = {}, ExitStack()
-        for name, dataframe in dataframes.items():
-            path = paths[name](number)
-            if not written:
-                removed.callback(_remove, store, path)
-                util.write_parquet(dataframe, path, parts)
-            options = getattr(store, "storage_options", None)
-            readers[name] = parquet(path, storage_options=options or None).prepare(name, None)
         run_options = Options(np=-1, checkpoint_dir=self.folder, resume=self.folder is not None)
-        with removed, Archive(os.urandom(4).hex(), run_options) as archive:
+        readers = {}
+        with ExitStack() as stack:
+            for name, dataframe in dataframes.items():
+                path = paths[name](number)
+                if not written:
+                    stack.callback(_remove, store, path)
+                    util.write_parquet(dataframe, path, parts)
+                options = getattr(store, "storage_options", None)
+                readers[name] = parquet(path, storage_options=options or None).prepare(name, None)
+            archive = stack.enter_context(Archive(os.urandom(4).hex(), run_options))
             checkpoints = None if self.folder is None else archive.plan(1)
             pickled = cloudpickle.dumps(training, protocol=5)
             whole = OutsideFunction(pickled, readers, training.library, checkpoints, self.use_gpu)

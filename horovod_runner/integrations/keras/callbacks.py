@@ -9,6 +9,8 @@ import math
 import os
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, Literal
 
 import keras
@@ -22,7 +24,13 @@ from horovod_runner.integrations.keras.learning_rate import (
     LearningRateScheduleCallback,
     LearningRateWarmupCallback,
 )
-from horovod_runner.integrations.keras.reporting import LogCallback, ReportCallback, when_built
+from horovod_runner.integrations.keras.reporting import (
+    LogCallback,
+    ReportCallback,
+    is_number,
+    when_built,
+)
+from horovod_runner.worker import context
 from horovod_runner.worker.agreement import agree
 from horovod_runner.worker.api import log_to_driver, save_checkpoint
 from horovod_runner.worker.checks.models import check_same_model
@@ -133,7 +141,7 @@ class MetricAverageCallback(CollectiveCallback):
         backend = collectives()
         if not logs or backend.hvd.size() == 1:
             return
-        numbers = {name: float(value) for name, value in logs.items() if _is_number(value)}
+        numbers = {name: float(value) for name, value in logs.items() if is_number(value)}
         names = sorted(numbers)
         layout = [] if validated is None else validated.layout
         here = [len(names), zlib.crc32("\n".join([*names, *layout]).encode())]
@@ -189,14 +197,12 @@ def averaged_first(callbacks: Any, rows: RowsOnce[Any] | None) -> Any:
     return callbacks
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) or getattr(value, "shape", None) == ()
-
-
 class BestModelCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]
     """Saves the model on rank 0 at the end of each epoch that is better than all before.
 
-    An epoch without the metric saves nothing; a line says so once.
+    An epoch without the metric saves nothing; a line says so once. Neither does one in which it is
+    NaN. A ``fit`` that goes on after a restart knows the best epoch before: of the checkpoints that
+    the run resumes from, or, with ``filepath``, by a small file beside that of the model.
 
     Args:
         monitor: the metric to compare; use MetricAverageCallback, too, for that of all ranks.
@@ -234,6 +240,32 @@ class BestModelCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]
         self._sign = 1 if mode == "max" or (mode == "auto" and higher) else -1
         self.best: float | None = None
         self._warned = False
+        self._begins = False  # whether the next epoch is the first one of a fit
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._begins = True
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        goes_on, self._begins = self._begins and epoch > 0, False
+        if goes_on and self.best is None and collectives().hvd.rank() == 0:
+            self.best = self._best_before()
+
+    def _best_before(self) -> float | None:
+        """The best value before this fit; None if it is not known."""
+        if self.filepath is not None:
+            with suppress(OSError, ValueError):  # another host has it, or there is none
+                return float(self._kept().read_text())
+            return None
+        rank = context.current()
+        markers = () if rank is None else rank.checkpoints.resume
+        values = [marker.metrics.get(self.monitor, math.nan) for marker in markers]
+        numbers = [value for value in values if not math.isnan(value)]
+        return max(numbers, key=lambda value: self._sign * value, default=None)
+
+    def _kept(self) -> Path:
+        """The file with the best value, beside that of the model."""
+        start = os.fspath(self.filepath or "").partition("{")[0]
+        return Path(f"{start}.best-{self.monitor}")
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         if collectives().hvd.rank() != 0:
@@ -243,7 +275,8 @@ class BestModelCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]
             self._warn_once(logs)
             return
         value = float(logs[self.monitor])
-        if self.best is not None and not self._sign * value > self._sign * self.best:
+        least = -math.inf if self.best is None else self._sign * self.best
+        if not self._sign * value > least:  # nor where it is NaN
             return
         self.best = value
         if self.filepath is None:
@@ -251,6 +284,8 @@ class BestModelCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]
             save_checkpoint(self.model, steps, {self.monitor: value, "epoch": epoch + 1})
         else:
             self.model.save(os.fspath(self.filepath).format(epoch=epoch + 1, **logs))
+            with suppress(OSError):
+                self._kept().write_text(repr(value))
         if self.verbose:
             print(f"\nEpoch {epoch + 1}: saved the model, {self.monitor}={value:g} is the best.")
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from horovod_runner.common.numbers import check_interval
+from horovod_runner.common.numbers import COLUMNS, check_interval
 from horovod_runner.data.scoring.models.keras import inputs_of
 from horovod_runner.worker.api import (
     check_weights,
@@ -262,14 +262,26 @@ def _restore(model: Any, saved: Any) -> None:
         variable.assign(value)
 
 
+def is_number(value: Any) -> bool:
+    """Whether a metric of Keras's is one number, and no array as of ``F1Score(average=None)``."""
+    return isinstance(value, (int, float)) or getattr(value, "shape", None) == ()
+
+
 def _numbers(logs: Mapping[str, Any] | None) -> dict[str, Any]:
-    reserved = ("epoch", "total_steps")  # parameters of report()
+    """The metrics that ``report`` takes."""
+    named = {name.replace(" ", "_"): value for name, value in (logs or {}).items()}
     return {
-        name.replace(" ", "_"): value
-        for name, value in (logs or {}).items()
-        if name not in reserved
+        name: value
+        for name, value in named.items()
+        if is_number(value) and name not in (*COLUMNS, "total_steps")
     }
 
 
 def _metrics_text(logs: Mapping[str, Any] | None) -> str:
-    return ", ".join(f"{name}={float(value):.4g}" for name, value in (logs or {}).items())
+    return ", ".join(f"{name}={_metric_text(value)}" for name, value in (logs or {}).items())
+
+
+def _metric_text(value: Any) -> str:
+    if is_number(value):
+        return f"{float(value):.4g}"
+    return " ".join(str(value).split())

@@ -10,6 +10,7 @@ import keras
 import horovod_runner.integrations.keras as hvd
 from horovod_runner.data.scoring.models.keras import arranged, input_names, readable
 from horovod_runner.data.shard import Shard
+from horovod_runner.integrations.keras.reporting import is_number
 from horovod_runner.integrations.training.keras import KerasTraining, set_seed
 from horovod_runner.integrations.training.schedules import Factor
 from horovod_runner.integrations.training.training import Trained
@@ -63,7 +64,8 @@ def train(training: KerasTraining, train: Shard, valid: Shard | None) -> Trained
     )
     if hvd.rank():
         return None
-    values = {name: [float(value) for value in values] for name, values in history.history.items()}
+    numbers = {name: each for name, each in history.history.items() if all(map(is_number, each))}
+    values = {name: [float(value) for value in each] for name, each in numbers.items()}
     return Trained(network.get_weights(), values)
 
 

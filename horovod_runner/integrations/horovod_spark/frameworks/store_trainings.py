@@ -33,7 +33,9 @@ class StoreKerasTraining(KerasTraining):
         self.use_backend()
         with temporary_folder("keras") as name:
             folder = Path(name)
-            saved = folder / "checkpoint.keras"
+            # Keras accepts no other endings.
+            only_weights = getattr(self.checkpoint_callback, "save_weights_only", False)
+            saved = folder / ("checkpoint.weights.h5" if only_weights else "checkpoint.keras")
             callbacks = self._callbacks(folder / "logs", saved)
             trained = KerasTraining.train(replace(self, callbacks=callbacks), train, valid)
             if trained is not None and saved.exists():
@@ -88,6 +90,7 @@ class StoreLightningTraining(LightningTraining):
             )
             trained = LightningTraining.train(changed, train, valid)
             path = "" if saver is None else str(saver.best_model_path)
-            if trained is None or not path:
+            # After a restart Lightning restores the path in a folder that is gone.
+            if trained is None or not Path(path).is_file():
                 return trained
             return replace(trained, weights=lightning_1.weights_in(path, self.model))
