@@ -14,6 +14,7 @@ import pytest
 from horovod_runner import (
     CancelledError,
     SlotError,
+    commit,
     current_attempt,
     load_checkpoint,
     log_to_driver,
@@ -68,6 +69,27 @@ def test_a_killed_rank_leaves_no_temporary_files_where_the_next_one_runs(
     runner = ranks.runner((1, 1), max_restarts=1)
     assert runner.run(main, rows=parquet(str(tmp_path))) == ["copy 2"]
     assert len(runner.last_run.attempts) == 2
+
+
+@pytest.mark.places("local")
+def test_the_last_rank_to_save_is_not_asked_to_leave_for_those_that_have_returned(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "alive")
+
+    def main() -> None:
+        if current_attempt() > 1:
+            return
+        if os.environ["RANK"] == "1":
+            os.open(tmp_path / "alive", os.O_WRONLY)  # until the process has ended
+            return
+        (tmp_path / "alive").read_bytes()  # until rank 1 has ended
+        for step in range(2000):  # while the driver hears of it
+            commit({"step": step}, step)
+
+    runner = ranks.runner((2, 2), grow_after=0)
+    runner.run(main)
+    assert len(runner.last_run.attempts) == 1
 
 
 @pytest.mark.places("spark", "cluster", "slurm")

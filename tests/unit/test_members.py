@@ -66,6 +66,23 @@ def test_no_more_ranks_than_wanted(clock: SetClock) -> None:
     assert members.change() == 0
 
 
+@pytest.mark.parametrize("leave", ["finish", "lose"])
+def test_ranks_that_still_run_are_not_asked_when_another_has_ended(
+    clock: SetClock, leave: str
+) -> None:
+    members = pool(clock, 3, most=3, grow_after=0.0)
+    members.start(1, 3)
+    members.finish(0, 1)
+    if leave == "lose":  # and comes back
+        members.lose(0)
+        join(members, 0, began=1)
+    join(members, 3)
+    assert seats(members.working) == [1, 2]
+    assert members.change() == 0
+    members.leave(1, "executor 1 is being decommissioned")
+    assert members.change() == 1
+
+
 def test_nobody_is_asked_between_two_attempts(clock: SetClock) -> None:
     members = pool(clock, 3, grow_after=0.0)
     assert members.change() == 0

@@ -31,7 +31,7 @@ class Members:
         self._scaling = scaling
         self._clock = clock
         self._members: dict[int, PoolMember] = {}  # in the order in which they came
-        self._attempt = 0
+        self._attempt = self._size = 0
         self._started = 0.0
         self._asked = 0  # the attempt whose ranks were asked to leave
 
@@ -77,7 +77,7 @@ class Members:
         chosen = self.ready[:size]
         for member in chosen:
             member.attempt = attempt
-        self._attempt, self._started = attempt, self._clock()
+        self._attempt, self._size, self._started = attempt, len(chosen), self._clock()
         return chosen
 
     def finish(self, seat: int, attempt: int) -> bool:
@@ -101,8 +101,10 @@ class Members:
         if not working or self._asked == self._attempt:
             return 0
         leaving = any(member.leaving for member in working)
+        # Where a rank has returned, the others soon will, and its own task is ready again.
+        more = len(self.ready) if len(working) == self._size else 0
         seconds = self._clock() - self._started
-        if self._scaling.ends_attempt(len(working), len(self.ready), leaving, seconds):
+        if self._scaling.ends_attempt(self._size, more, leaving, seconds):
             self._asked = self._attempt
             return self._attempt
         return 0

@@ -27,11 +27,11 @@ class ScalingPolicy:
             return self.most
         return min(self.most, max(self.least, expected))
 
-    def ends_attempt(self, working: int, waiting: int, leaving: bool, seconds: float) -> bool:
+    def ends_attempt(self, size: int, more: int, leaving: bool, seconds: float) -> bool:
         """Whether the ranks of an attempt are to leave at their next commit.
 
-        It began some seconds ago with ``working`` ranks, and ``waiting`` tasks wait for work.
-        ``leaving`` says whether a rank's executor is about to go.
+        It began some seconds ago with ``size`` ranks. ``more`` tasks, which have no part in it,
+        wait for work. ``leaving`` says whether a rank's executor is about to go.
         """
-        grows = working < self.most and waiting > 0
+        grows = size < self.most and more > 0
         return leaving or (grows and seconds >= self.grow_after)
