@@ -10,6 +10,11 @@ import msgspec
 Controller = Literal["gloo", "mpi"]
 
 
+def ranks_per_gpu(gpus_per_rank: float) -> int:
+    """How many ranks, or Spark's tasks, share a GPU; as Spark counts them."""
+    return 1 if gpus_per_rank >= 1 else int(1 / gpus_per_rank)
+
+
 class Offer(msgspec.Struct, frozen=True):
     """The host, network and GPUs of one task (or of one rank of the local launcher).
 

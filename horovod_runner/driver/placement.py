@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from horovod_runner.common.slots import Offer, Slot
+from horovod_runner.common.slots import Offer, Slot, ranks_per_gpu
 from horovod_runner.common.text import MAX_LINES, align_columns, count_text, names_text, spans
 from horovod_runner.errors import GpuError, LaunchError
 
@@ -133,18 +133,19 @@ def _deal(local: Sequence[Offer], gpus_per_rank: float | None) -> list[tuple[str
     if not devices and gpus_per_rank is None:
         return [()] * len(local)
     per_rank = 1.0 if gpus_per_rank is None else gpus_per_rank
-    needed = math.ceil(len(local) * per_rank - 1e-9)
+    share, each = ranks_per_gpu(per_rank), math.ceil(per_rank)
+    needed = math.ceil(len(local) / share) * each
     if needed > len(devices):
         need = "needs" if len(local) == 1 else "need"
+        sharing = "below 1 ranks share a GPU, " if per_rank >= 1 else ""
         raise GpuError(
             f"host {local[0].hostname} has {count_text(len(devices), 'GPU')}, and "
             f"{count_text(len(local), 'rank')} there {need} {needed} at gpus_per_rank="
-            f"{per_rank:g}. Start fewer ranks on it, or set gpus_per_rank below 1 to share GPUs, "
-            "or 0 to train on CPUs."
+            f"{per_rank:g}. Start fewer ranks on it, or lower gpus_per_rank: {sharing}at 0 they "
+            "train on CPUs."
         )
-    if per_rank >= 1:
-        return [devices[i * int(per_rank) : (i + 1) * int(per_rank)] for i in range(len(local))]
-    return [(devices[int(i * per_rank + 1e-9)],) for i in range(len(local))]
+    starts = [i // share * each for i in range(len(local))]
+    return [devices[start : start + each] for start in starts]
 
 
 def _refuse_doubling(

@@ -8,6 +8,7 @@ The job and its outcomes go through the server; the message channel does not.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import socket
@@ -17,6 +18,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
+from horovod_runner.common.slots import ranks_per_gpu
 from horovod_runner.common.spark_session import conf_of, spark_context
 from horovod_runner.common.threads import start_thread
 from horovod_runner.host import network
@@ -84,7 +86,7 @@ def slots_of(cores: int, conf: Callable[[str], str | None]) -> int:
     gpus_per_task = float(conf("spark.task.resource.gpu.amount") or 0)
     # With all cores on one executor, the number of executors and their GPUs is not known.
     if gpus and gpus_per_task and executor_cores < cores:
-        tasks = min(tasks, int(gpus / gpus_per_task))
+        tasks = min(tasks, int(gpus * ranks_per_gpu(gpus_per_task) / math.ceil(gpus_per_task)))
     return cores // executor_cores * tasks
 
 

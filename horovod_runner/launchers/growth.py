@@ -5,10 +5,12 @@ Spark begins with 80% of them, or after 30 seconds. A standalone cluster grants 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from horovod_runner.common.slots import ranks_per_gpu
 from horovod_runner.common.text import count_text
 
 _DEFAULT_INSTANCES: Final = "2"  # of both engines
@@ -44,7 +46,8 @@ def asked_of(conf: Callable[[str], str | None], requests: Mapping[str, float]) -
     None if the engine grants executors at once, or under dynamic allocation without a bound. The
     requests are amounts of resources that a task takes, where they differ from the settings.
     """
-    if not grows(conf("spark.master") or ""):
+    master = conf("spark.master") or ""
+    if master != "yarn" and not master.startswith("k8s://"):
         return None
     tasks = _tasks(conf, requests)
     if (conf("spark.dynamicAllocation.enabled") or "").lower() == "true":
@@ -53,17 +56,13 @@ def asked_of(conf: Callable[[str], str | None], requests: Mapping[str, float]) -
     return Asked(int(conf(_INSTANCES) or _DEFAULT_INSTANCES), tasks, _INSTANCES)
 
 
-def grows(master: str) -> bool:
-    """Whether an engine grants executors one after another."""
-    return master == "yarn" or master.startswith("k8s://")
-
-
 def _tasks(conf: Callable[[str], str | None], requests: Mapping[str, float]) -> int:
     cores = int(conf("spark.executor.cores") or 1)
     tasks = int(cores // (requests.get("cpus") or float(conf("spark.task.cpus") or 1)))
     gpus = requests.get("gpu") or float(conf("spark.task.resource.gpu.amount") or 0)
     if gpus:
-        tasks = min(tasks, int(float(conf("spark.executor.resource.gpu.amount") or 0) / gpus))
+        given = float(conf("spark.executor.resource.gpu.amount") or 0)
+        tasks = min(tasks, int(given * ranks_per_gpu(gpus) / math.ceil(gpus)))
     return tasks
 
 

@@ -38,6 +38,16 @@ CLUSTER = {"spark.master": "spark://10.0.0.1:7077"}
             },
             4,
         ),
+        (
+            16,
+            {
+                **CLUSTER,
+                "spark.executor.cores": "8",
+                "spark.executor.resource.gpu.amount": "2",
+                "spark.task.resource.gpu.amount": "0.4",
+            },
+            8,
+        ),
     ],
 )
 def test_slots_follow_from_cores_and_settings(

@@ -48,7 +48,13 @@ def test_what_was_asked_of_an_engine_is_known_from_the_settings(
 
 @pytest.mark.parametrize(
     ("requests", "tasks"),
-    [({"cpus": 4.0}, 2), ({"gpu": 0.5}, 6), ({"cpus": 2.0, "gpu": 2.0}, 1), ({}, 3)],
+    [
+        ({"cpus": 4.0}, 2),
+        ({"gpu": 0.5}, 6),
+        ({"gpu": 0.4}, 6),
+        ({"cpus": 2.0, "gpu": 2.0}, 1),
+        ({}, 3),
+    ],
 )
 def test_a_profile_says_what_a_task_takes(requests: dict[str, float], tasks: int) -> None:
     gpus = "spark.{}.resource.gpu.amount"
@@ -166,6 +172,13 @@ def test_a_bound_of_dynamic_allocation_below_the_least_number_of_ranks_is_an_err
     assert launcher.expected_tasks() == 2
     with pytest.raises(SlotError, match=r"never has more than 2: .*maxExecutors=2"):
         launcher.check_pool(3)
+
+
+def test_all_slots_are_refused_under_dynamic_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher = Granting(monkeypatch, 0, spark_dynamicAllocation_enabled="true").launcher()
+    launcher.check_pool(1)
+    with pytest.raises(SlotError, match=r"^np=0, .*dynamicAllocation\.enabled.* give np as"):
+        launcher.check_pool(0)
 
 
 def test_a_queue_is_described_with_its_share_and_what_is_free() -> None:

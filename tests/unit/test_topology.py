@@ -46,6 +46,8 @@ def test_every_task_gets_one_rank_and_hosts_stay_together(hosts: list[str], rand
         ([offer(0, task_gpus=("1",)), offer(1, task_gpus=("0",))], None, "1 0", "1 0"),
         ([offer(task, host_gpus=tuple("0123")) for task in range(2)], 2, "0,1 2,3", "0 2 1 3"),
         ([offer(task, host_gpus=("0",)) for task in range(2)], 0.5, "0 0", "0"),
+        ([offer(task, host_gpus=("0", "1")) for task in range(3)], 0.4, "0 0 1", "0 1"),
+        ([offer(task, host_gpus=("0", "1")) for task in range(2)], 0.7, "0 1", "0 1"),
         ([offer(task, task_gpus=("0",)) for task in range(2)], 0.5, "0 0", "0"),
         ([offer(0, task_gpus=("0",))], 0, "", ""),
     ],
@@ -67,7 +69,12 @@ HIDDEN = Offer(0, "a", "host-a", "127.0.0.1", "lo")
         (
             [offer(task, host_gpus=("0",)) for task in range(2)],
             None,
-            r"host-a .* 1 GPU.* 2 ranks .* 2 .*gpus_per_rank=1\b",
+            r"host-a .* 1 GPU.* 2 ranks .* 2 .*gpus_per_rank=1\b.* below 1 ",
+        ),
+        (
+            [offer(task, host_gpus=("0",)) for task in range(3)],
+            0.34,
+            r" 1 GPU, .* 3 ranks there need 2 .*=0\.34\. .* lower gpus_per_rank: at 0 they train",
         ),
         (
             [offer(task, task_gpus=("0",)) for task in range(2)],
