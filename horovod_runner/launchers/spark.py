@@ -244,6 +244,12 @@ class SparkLauncher(PoolKeeper):
 
     def check_pool(self, least: int) -> None:
         if not self._is_connect:
+            if least == 0:
+                raise SlotError(
+                    "np=0, or no num_proc, asks for all slots, and under dynamic allocation "
+                    "(spark.dynamicAllocation.enabled) there are none before a run asks for them: "
+                    "give np as a number, or as a range such as (2, 8)."
+                )
             self._refuse_copies()
             if self.needs_pool and self._asked is not None and self._asked.slots < least:
                 raise SlotError(

@@ -44,8 +44,8 @@ def run(  # noqa: PLR0917 - as Horovod's
         fn: the function; it calls ``hvd.init()`` itself.
         args: its positional arguments.
         kwargs: its other arguments.
-        num_proc: how many ranks; None: as many as Spark has slots. A pair makes the run elastic:
-            the least and the most ranks.
+        num_proc: how many ranks; None: as many as Spark has slots, which is refused under dynamic
+            allocation. A pair makes the run elastic: the least and the most ranks.
         start_timeout: seconds to wait for slots.
         use_mpi: whether CPU collectives go by MPI.
         use_gloo: whether they go by Gloo.
