@@ -136,7 +136,7 @@ class SparkLaunch(Launch):
 
     def cancel(self) -> None:
         """Cancel the Spark job. Spark then kills its tasks, and the workers end with them."""
-        self._spark.sparkContext.cancelJobGroup(self._job.run_id)
+        _cancel(self._spark, self._job.run_id)
 
 
 class ConnectLaunch(SparkLaunch):
@@ -217,6 +217,11 @@ def _collect(
     return collect_in_arrow(rows, task, _OUTCOME_SCHEMA, **barrier, **resources)
 
 
+def _cancel(spark: SparkSession, group: str) -> None:
+    with suppress(Exception):  # the session has ended, and its jobs with it
+        spark.sparkContext.cancelJobGroup(group)
+
+
 def _stages(spark: SparkSession, group: str) -> Iterator[SparkStageInfo]:
     """The stages of a job group that Spark still knows."""
     tracker = spark.sparkContext.statusTracker()
@@ -280,8 +285,8 @@ class SparkMembers(MemberTasks):
         """Run a seat's job, again and again until the pool is closed or somebody cancels it."""
         text = f"HorovodRunner np={self._job.options.np}, task {seat}"
         self._spark.sparkContext.setJobGroup(self._group(seat), text, interruptOnCancel=True)
-        reason = LaunchError("a task of the run has ended: it had lost the driver.")
-        while not self._over.is_set() and not isinstance(reason, JobCancelledError):
+        while not self._over.is_set():
+            reason = LaunchError("a task of the run has ended: it had lost the driver.")
             self._collecting.add(seat)
             try:
                 one = self._spark.range(seat, seat + 1, 1, 1)
@@ -292,6 +297,8 @@ class SparkMembers(MemberTasks):
             if not self._over.is_set():
                 self._ended(seat, reason)
                 self._collecting.discard(seat)
+                if isinstance(reason, JobCancelledError):
+                    return
                 self._over.wait(_AGAIN_SECONDS)
 
     def settled(self) -> bool:
@@ -341,11 +348,11 @@ class SparkMembers(MemberTasks):
         self._over.set()
         for seat in range(len(self._threads)):
             if seat not in served:
-                self._spark.sparkContext.cancelJobGroup(self._group(seat))
+                _cancel(self._spark, self._group(seat))
         until = time.monotonic() + seconds
         for seat, thread in enumerate(self._threads):
             thread.join(max(0.0, until - time.monotonic()))
             while thread.is_alive() and time.monotonic() < until + seconds:
                 # Again and again: Spark may not have known the job yet when it was asked.
-                self._spark.sparkContext.cancelJobGroup(self._group(seat))
+                _cancel(self._spark, self._group(seat))
                 thread.join(0.5)

@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -33,7 +34,7 @@ from horovod_runner.launchers.spark_job import SparkMembers
 from horovod_runner.wire.job import Job
 from tests.conftest import Ranks, await_end, guards_and_ranks
 from tests.places import EVERYWHERE
-from tests.programs import Program
+from tests.programs import Program, run_python
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -181,6 +182,52 @@ def test_spark_knows_of_cancelled_jobs_whose_end_is_not_told_yet(ranks: Ranks) -
         time.sleep(0.01)
     ((seat, reason),) = heard
     assert (seat, type(reason)) == (0, JobCancelledError)
+    members.close([], 10.0)
+
+
+def test_the_end_of_the_session_ends_an_elastic_run_with_an_error_about_it() -> None:
+    done = run_python(
+        """
+        from pyspark.sql import SparkSession
+        from horovod_runner import HorovodRunner, LaunchError
+        from horovod_runner.sinks import Sink
+        from tests.contract.test_end import wait_for_ever
+
+        builder = SparkSession.builder.master("local[2]")
+        spark = builder.config("spark.ui.enabled", "false").getOrCreate()
+
+        class Stopping(Sink):
+            def log(self, rank, text):
+                spark.stop()
+
+        try:
+            HorovodRunner(np=(2, 2), sinks=[Stopping()]).run(wait_for_ever)
+        except LaunchError as error:
+            print("error:", error)
+        """
+    )
+    assert "error: " in done.stdout, done.stderr
+
+
+@pytest.mark.places("spark")
+def test_each_end_of_a_task_has_its_own_reason(ranks: Ranks, tmp_path: Path) -> None:
+    assert ranks.spark is not None
+    failed, reasons = tmp_path / "failed", SimpleQueue[str]()
+
+    def fail_once(batches: Any) -> Any:
+        if not failed.exists():
+            failed.touch()
+            raise ValueError("the first time")
+        return iter(())
+
+    job = Job("test", 1, Options(np=(1, 1)), b"")
+    nowhere: Any = None
+    request = PoolRequest(
+        job, 1, nowhere, lambda _, reason: reasons.put(str(reason)), lambda *_: None
+    )
+    members = SparkMembers(ranks.spark, request, [fail_once], None)
+    assert "the first time" in reasons.get()
+    assert reasons.get() == "a task of the run has ended: it had lost the driver."
     members.close([], 10.0)
 
 

@@ -59,7 +59,6 @@ class Pool(Launcher):
     ) -> None:
         self.where = launcher.where
         self.channel_host = launcher.channel_host
-        self.shares_files = launcher.shares_files
         self._launcher = launcher
         self._job = job
         self._limits = limits = job.limits
@@ -101,8 +100,10 @@ class Pool(Launcher):
             self._over = True
         self._channel.wake()
         self._thread.join()
-        self._tasks.close(self._members.seats, self._limits.pool_end)
-        self._channel.close()
+        try:
+            self._tasks.close(self._members.seats, self._limits.pool_end)
+        finally:
+            self._channel.close()
 
     @property
     def cancelled(self) -> LaunchError | None:
