@@ -77,7 +77,10 @@ class Recorder:
                 run.controller = event.name
             case events.RanksPlaced():
                 self._place(event, attempt)
-            case events.AttemptFailed() if attempt is not None:
+            case events.AttemptFailed():
+                if attempt is None:  # there were no slots for the first, for example
+                    attempt = Attempt(1, now)
+                    run.attempts.append(attempt)
                 attempt.error, attempt.details = event.error, event.details
                 attempt.ended = now
             case events.AttemptChanged() if attempt is not None:

@@ -59,7 +59,7 @@ class Line(NamedTuple):
 
 @dataclass
 class Attempt:
-    """One launch of all ranks.
+    """One launch of all ranks, or the failure of a run before its first one.
 
     Attributes:
         number: 1 for the first launch, plus 1 for each restart.

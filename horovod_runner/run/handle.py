@@ -240,10 +240,10 @@ class RunHandle:
             sink.notice(entry.problem)
         if launcher.driver_logs:
             sink.notice(_kept_of_container(launcher.driver_logs, archive.chosen, run.run_id))
-        job = replace(job, mlflow_run=find_mlflow_run(self._mlflow_run, options, sink.notice))
         status: Status = "failed"
         result_text = ""
         try:
+            job = replace(job, mlflow_run=find_mlflow_run(self._mlflow_run, options, sink.notice))
             with ExitStack() as stack:
                 attempts_on: Launcher = launcher
                 if options.elastic or launcher.needs_pool:
@@ -270,6 +270,10 @@ class RunHandle:
         except (CancelledError, KeyboardInterrupt) as error:
             status = "cancelled"
             sink.tell(failed(error))
+            raise
+        except Exception as error:
+            if not run.attempts:  # otherwise the last one has told it
+                sink.tell(failed(error))
             raise
         finally:
             warnings = archive.warnings(finished=status == "finished")

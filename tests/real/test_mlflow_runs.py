@@ -16,6 +16,7 @@ from horovod_runner.results.run import Run
 from horovod_runner.sinks import Sink
 from horovod_runner.sinks.mlflow import MLflowSink, run_for_ranks
 from horovod_runner.wire.job import Job
+from horovod_runner.wire.job_file import MLflowRun
 from horovod_runner.worker.mlflow_run import enter
 
 pytestmark = [pytest.mark.horovod, pytest.mark.xdist_group("mlflow")]
@@ -74,6 +75,19 @@ def test_what_main_logs_goes_to_the_run_of_a_sink(mlflow: Any) -> None:
     assert all_runs(mlflow) == [sink.run_id]
     assert steps(mlflow, sink.run_id, "score") == [0, 10]
     assert mlflow.get_run(sink.run_id).info.status == "FINISHED"
+
+
+def test_ctrl_c_before_the_run_of_a_sink_is_known_ends_it(mlflow: Any) -> None:
+    class Interrupted(MLflowSink):
+        def run_for_ranks(self, patience: float) -> MLflowRun | None:
+            raise KeyboardInterrupt
+
+    runner = HorovodRunner(np=-1, sinks=[Interrupted()])
+    with pytest.raises(KeyboardInterrupt):
+        runner.run(int)
+    assert runner.last_run.status == "cancelled"
+    (run_id,) = all_runs(mlflow)
+    assert mlflow.get_run(run_id).info.status == "KILLED"
 
 
 def test_a_run_begun_in_the_background_joins_the_active_run(mlflow: Any) -> None:
