@@ -111,7 +111,8 @@ class RestartPolicy:
             in_a_row += 1
         if self._elastic and last.kind == "lost" and in_a_row == 1:
             return 0.0
-        return float(min(_LONGEST_SECONDS, _FIRST_SECONDS * 2 ** (in_a_row - 1)))
+        doublings = min(in_a_row - 1, 10)  # a float holds no 2**1024
+        return float(min(_LONGEST_SECONDS, _FIRST_SECONDS * 2**doublings))
 
 
 def end_of(error: Exception, step: int) -> End:

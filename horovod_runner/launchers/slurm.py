@@ -13,7 +13,6 @@ import base64
 import os
 import pickle
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -204,8 +203,7 @@ class SlurmLaunch(Launch):
 
     def cancel(self) -> None:
         """Have srun end the step."""
-        with suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGTERM)
+        self._process.terminate()
 
 
 def outcome_lines(task: int, outcome: Outcome) -> str:

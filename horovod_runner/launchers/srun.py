@@ -100,7 +100,7 @@ class SlurmMembers(MemberTasks):
 
     def close(self, served: Collection[int], seconds: float) -> None:
         self._over.set()
-        for seat, process in self._processes.items():
+        for seat, process in list(self._processes.items()):  # the seats' threads add to it
             if seat not in served:
                 process.terminate()
         ends = (subprocess.Popen.terminate, subprocess.Popen.kill)
@@ -108,5 +108,5 @@ class SlurmMembers(MemberTasks):
             until = time.monotonic() + seconds
             for thread in self._threads:
                 thread.join(max(0.0, until - time.monotonic()))
-            for process in self._processes.values():
+            for process in list(self._processes.values()):
                 end(process)

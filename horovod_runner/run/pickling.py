@@ -118,7 +118,7 @@ class _DefinitionFinder(_CallPickler):
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, type | types.FunctionType | _CACHED) and obj.__module__ == "__main__":
-            name = obj.__name__
+            name = getattr(obj, "__name__", "")  # not where a callable object is cached
             if self._names.get(name) is obj:
                 self.defined[name] = obj
         kind = type(obj)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final
 
 from horovod_runner.errors import HorovodRunnerError
@@ -24,21 +23,22 @@ class DetachError(Exception):
     """The tasks must switch to detached mode: some of them cannot reach the driver."""
 
 
-def receive(link: Link, seconds: float) -> Iterator[FromDriver]:
-    """Wait up to ``seconds`` for messages of the driver, and yield them.
+def receive(link: Link, seconds: float) -> list[FromDriver]:
+    """Wait up to ``seconds`` for messages of the driver, and return them.
 
     Raises:
-        CalledOffError: the driver stopped this rank, or the connection to it is lost.
+        CalledOffError: the driver stopped this rank, also where other messages came before the
+            Stop; or the connection to it is lost.
     """
-    for message in link.wait(seconds):
+    received = link.wait(seconds)
+    for message in received:
         if isinstance(message, messages.Stop):
             raise CalledOffError(message.reason)
-        yield message
     if link.lost:
         raise CalledOffError(LOST_DRIVER)
+    return received
 
 
 def stay_alive(link: Link) -> None:
     """Send the driver a heartbeat while the worker is being started; raises as :func:`receive`."""
-    for _ in receive(link, 0):
-        pass  # no message concerns a rank at this point, except Stop
+    receive(link, 0)  # no message concerns a rank at this point, except Stop

@@ -12,8 +12,11 @@ from hypothesis import strategies as st
 
 from horovod_runner import (
     CheckpointError,
+    ClusterConfig,
     HangError,
+    HorovodRunner,
     LaunchError,
+    Limits,
     RankFailedError,
     RanksChangedError,
     SlotError,
@@ -24,6 +27,8 @@ from horovod_runner.driver.attempts import run_attempts
 from horovod_runner.driver.launcher import Launch, Launcher, LaunchRequest
 from horovod_runner.driver.requests import Requests
 from horovod_runner.driver.restarts import End, RestartPolicy, end_of
+from horovod_runner.launchers import local
+from horovod_runner.results import saved_run
 from horovod_runner.results.run import Run
 from horovod_runner.wire.job import Job, Outcome, WorkerOutcome
 from tests.events import telling
@@ -94,6 +99,7 @@ def test_errors_and_losses_are_counted_apart() -> None:
 def test_the_wait_doubles_up_to_a_minute_while_nothing_is_gained() -> None:
     assert _waits([(_LOST, -1)] * 9)[0] == [1, 2, 4, 8, 16, 32, 60, 60, 60]
     assert _waits([(_LOST, 1), (_LOST, 1), (_LOST, 2)])[0] == [1, 2, 1]
+    assert _waits([(_LOST, -1)] * 1100, 1100)[0][-1] == 60
     # The other ranks of an elastic run are there.
     assert _waits([(_LOST, 1), (_LOST, 1), (_A, 1)], elastic=True)[0] == [0, 2, 1]
 
@@ -134,6 +140,20 @@ def test_signals_lost_tasks_and_launches_are_losses_and_the_rest_errors(
     end = end_of(error, 4)
     assert isinstance(end, End)
     assert (end.kind, end.step) == (kind, 4)
+
+
+def test_the_record_says_why_not_even_a_first_attempt_began(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(local, "serve", lambda *_: None)  # tasks that never wait for work
+    cluster = ClusterConfig(limits=Limits(pool_slots=0.001))
+    runner = HorovodRunner(np=(-1, -2), cluster_config=cluster)
+    with pytest.raises(SlotError):
+        runner.run(int)
+    run = runner.last_run
+    assert run is not None
+    assert "needs at least 1 slot(s), and local has 0" in run.attempts[-1].error
+    assert saved_run.end_of(run.run_id) == ("failed", run.attempts[-1].error)
 
 
 class _Leaving(Launch, Launcher):

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import itertools
 import socket
+import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from horovod_runner import ClusterConfig, DataError, HorovodRunner, LaunchError, SlotError
-from horovod_runner.driver.launcher import LaunchRequest
+from horovod_runner.common.options import Options
+from horovod_runner.driver.launcher import LaunchRequest, PoolRequest
+from horovod_runner.launchers import srun
 from horovod_runner.launchers.slurm import SlurmLauncher, outcome_lines, read_outcomes
 from horovod_runner.launchers.srun import command
-from horovod_runner.wire.job import Outcome
+from horovod_runner.wire.job import Job, Outcome
 from tests.programs import script
 
 HERE = socket.gethostname().split(".")[0]
@@ -98,6 +102,34 @@ def test_srun_gets_the_allocations_settings(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("SLURM_STEP_ID", "0")
     more = set(command(3)) - set(plain)
     assert more == {"--cpus-per-task=8", "--gpu-bind=none", "--overlap"}
+
+
+def test_a_task_may_start_while_the_pool_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second, may_start = threading.Event(), threading.Event(), threading.Event()
+
+    class Ended(subprocess.Popen[bytes]):
+        """The srun of a seat. That of the second one starts when the first one is ended."""
+
+        def __init__(self, arguments: list[str], *_: object) -> None:
+            self.returncode = 0
+            self._begun = first if arguments[-1] == "0" else second
+            if self._begun is second:
+                may_start.wait()
+
+        def communicate(self, *_: object, **__: object) -> tuple[bytes, bytes]:
+            self._begun.set()
+            return b"", b""
+
+        def terminate(self) -> None:
+            may_start.set()
+            second.wait()
+
+    monkeypatch.setattr(srun, "start", Ended)
+    nowhere: Any = None
+    job = Job("test", 2, Options(np=(1, 2)), b"")
+    members = srun.SlurmMembers(PoolRequest(job, 2, nowhere, lambda *_: None, lambda *_: None))
+    assert first.wait(20)
+    members.close([], 10.0)
 
 
 def _outcome(task: int) -> Outcome:
