@@ -32,6 +32,7 @@ class Rank(SimpleNamespace):
             "commits": "",
             "host_commits": None,
             "saved": 0,
+            "weight_check": False,
             "pipe": SimpleNamespace(send=self.sent.append),
             "reporter": SimpleNamespace(report=lambda *given: self.reported.append(given)),
             "saver": SimpleNamespace(save=lambda *given: self.checkpoints_saved.append(given)),

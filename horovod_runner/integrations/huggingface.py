@@ -194,8 +194,9 @@ def patch_trainer(module: Any) -> None:
     for name in ("get_eval_dataloader", "get_test_dataloader"):
 
         @instead_of(module.Trainer, name)
-        def loader(plain: Any, self: Any, dataset: Any = None) -> Any:
-            return plain(self, _whole(dataset))
+        def loader(plain: Any, self: Any, *args: Any, **options: Any) -> Any:
+            whole = {name: _whole(value) for name, value in options.items()}
+            return plain(self, *map(_whole, args), **whole)
 
 
 def _whole(dataset: Any) -> Any:

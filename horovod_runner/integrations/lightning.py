@@ -27,6 +27,7 @@ from horovod_runner.common.numbers import check_interval
 from horovod_runner.worker.api import check_weights, load_checkpoint, report, save_checkpoint
 from horovod_runner.worker.checks.gradients import average_in_clips
 from horovod_runner.worker.checks.optimizers import average_gradients
+from horovod_runner.worker.imports.patches import instead_of
 
 if "pytorch_lightning" in sys.modules and "lightning" not in sys.modules:
     import pytorch_lightning as lightning
@@ -43,6 +44,8 @@ _OPS = {
     **{"mean": hvd.Average, "avg": hvd.Average, "sum": hvd.Sum},
     **{"max": hvd.Max, "min": hvd.Min},
 }
+
+_EPOCH_END = "on_train_epoch_end"  # a hook of modules and callbacks
 
 _calls = itertools.count()
 
@@ -223,6 +226,18 @@ class ReportCallback(lightning.Callback):  # type: ignore[misc]
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._saved = trainer.global_step  # of the checkpoint that the training resumes from
 
+        # Lightning calls callbacks before the module, which may log metrics of the epoch there.
+        @instead_of(pl_module, _EPOCH_END)
+        def on_train_epoch_end(plain: Any) -> None:
+            plain()
+            self._end_epoch(trainer, pl_module)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        vars(pl_module).pop(_EPOCH_END, None)
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        self.on_train_end(trainer, pl_module)
+
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
@@ -233,7 +248,8 @@ class ReportCallback(lightning.Callback):  # type: ignore[misc]
         if is_due and not (trainer.is_last_batch and self._saves_at_end(trainer)):
             self._save(trainer)
 
-    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+    def _end_epoch(self, trainer: Any, pl_module: Any) -> None:
+        """Report and save, once all hooks have logged the metrics of the epoch."""
         check_weights(pl_module, trainer.current_epoch)
         _report(trainer)
         if self._saves_at_end(trainer):

@@ -547,9 +547,11 @@ def test_mistakes_are_told_before_anything_is_launched(
 
 @on_classic_spark
 def test_rows_are_split_by_a_column_or_a_fraction(spark: SparkSession) -> None:
+    from pyspark.sql import functions as f
+
     from horovod_runner.integrations.training.rows import split
 
-    df = classes(spark)
+    df = classes(spark).withColumn("fold", f.when(f.col("id") > 0, f.col("fold")))  # a NULL
     train, valid = split(df, "fold", 0)
     assert valid is not None
     assert (train.filter("fold").count(), valid.filter("not fold").count()) == (0, 0)

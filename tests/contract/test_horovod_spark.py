@@ -302,8 +302,12 @@ def test_two_ranks_train_as_horovods_estimator_does(spark: SparkSession, tmp_pat
     def accuracy(output: Any, label: Any) -> Any:
         return ((output > 0.5) == (label > 0.5)).float().mean()
 
+    model = net()
+    groups = [{"params": [*layer.parameters()]} for layer in (model.first, model.second)]
     trained = estimator(
         tmp_path,
+        model=model,
+        optimizer=torch.optim.SGD(groups, lr=0.1, momentum=0.5),
         backend=backend(2),
         sample_weight_col="weight",
         validation="val",
@@ -332,7 +336,8 @@ def test_two_ranks_train_as_horovods_estimator_does(spark: SparkSession, tmp_pat
     assert last["train"]["loss"] == pytest.approx(doubled.history["loss"][1], rel=1e-5)
     assert 0 <= last["validation"]["all_metrics"][0]["group_0_y"] <= 1
     optimizer = trained.getOptimizer()
-    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1)
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.1, 0.1])
+    assert set(optimizer.state) == set(trained.getModel().parameters())
     assert all("momentum_buffer" in state for state in optimizer.state.values())
     assert trained.getRunId() == "first"
 
@@ -509,7 +514,7 @@ def test_keras_gets_the_shapes_of_its_inputs(spark: SparkSession, tmp_path: Path
             keras.layers.Dense(2, activation="softmax"),
         ]
     )
-    trained = KerasEstimator(
+    estimator = KerasEstimator(
         backend=backend(2, KERAS_AND_LIGHTNING),
         store=LocalStore(str(tmp_path)),
         model=model,
@@ -525,7 +530,8 @@ def test_keras_gets_the_shapes_of_its_inputs(spark: SparkSession, tmp_path: Path
         run_id="mine",
         callbacks=[keras.callbacks.TensorBoard()],
         checkpoint_callback=keras.callbacks.ModelCheckpoint("replaced.keras"),
-    ).fit(df)
+    )
+    trained = estimator.fit(df)
     assert list(trained.getHistory()) == ["accuracy", "loss"]
     assert trained.getHistory()["accuracy"][-1] == 1.0
     assert float(trained.getModel().optimizer.learning_rate) == 0.5
@@ -536,6 +542,9 @@ def test_keras_gets_the_shapes_of_its_inputs(spark: SparkSession, tmp_path: Path
     read = KerasModel.load(str(tmp_path / "model"))
     assert read.getOutputCols() == ["label_prob"]
     assert read.transform(df).collect() == scored.collect()
+    again = estimator.fit(df).getHistory()  # goes on from the checkpoint
+    assert len(again["loss"]) == 3
+    assert again["loss"][0] < trained.getHistory()["loss"][-1]
 
 
 @pytest.mark.parametrize("only_weights", [False, True])

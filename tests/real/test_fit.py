@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import os
 import signal
 from pathlib import Path
@@ -31,6 +33,7 @@ def table() -> pd.DataFrame:
         {
             "x": x.tolist(),
             "y": (x[:, 0] + 0.3 * rng.normal(size=ROWS) > 0) * 1 + (x[:, 1] > 1) * 1,
+            "z": (x[:, 2] > 0) * 1 + (x[:, 3] > 1) * 1,
             "w": rng.uniform(0.5, 2, ROWS),
             "held_out": np.arange(ROWS) % 5 == 0,
         }
@@ -85,34 +88,68 @@ def own_step(model: Any, x: Any, y: Any) -> Any:
     return torch.nn.functional.cross_entropy(model(x), y) + 0.01 * model[0].weight.square().sum()
 
 
+def two_heads() -> Any:
+    import torch
+
+    class TwoHeads(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.heads = torch.nn.ModuleList([plain(), plain()])
+
+        def forward(self, x: Any) -> Any:
+            return [head(x) for head in self.heads]
+
+    return TwoHeads()
+
+
+def autoencoder() -> Any:
+    import torch
+
+    return torch.nn.Sequential(torch.nn.Linear(6, 2), torch.nn.Linear(2, 6))
+
+
+def reconstruct(model: Any, x: Any, labels: Any) -> Any:
+    return (model(x) - x).square().mean()
+
+
 def ways() -> dict[str, tuple[Any, dict[str, Any]]]:
     """Networks with the arguments of fit."""
     import torch
 
     by_class = torch.nn.CrossEntropyLoss(weight=torch.tensor([1.0, 3.0, 5.0]))
+    added = torch.nn.CrossEntropyLoss(reduction="sum")
+    some = functools.partial(torch.nn.functional.cross_entropy, ignore_index=0)
     return {
         "made already": (plain(), {}),
         "weights of rows": (plain, {"weight": "w", "schedule": "cosine", "warmup": 3}),
-        "weights of classes": (plain, {"loss": by_class, "clip_norm": 0.5}),
-        "a sum": (plain, {"loss": torch.nn.CrossEntropyLoss(reduction="sum"), "clip_norm": 1.0}),
+        "weights of classes": (plain, {"loss": by_class, "accumulate": 4, "clip_norm": 0.5}),
+        "classes that do not count": (plain, {"loss": some, "accumulate": 2}),
+        "weights of classes and of rows": (plain, {"loss": by_class, "weight": "w"}),
+        "a sum": (plain, {"loss": added, "accumulate": 4, "clip_norm": 1.0}),
+        "two labels": (two_heads, {"loss": [by_class, added], "y": ["y", "z"], "clip_norm": 1.0}),
+        "no labels": (autoencoder, {"loss": None, "y": [], "step": reconstruct}),
         "batch normalization": (normalized, {"validation": 0.2, "metrics": ["accuracy"]}),
         "accumulation": (plain, {"accumulate": 4, "validation": "held_out"}),
         "a step of one's own": (plain, {"loss": None, "step": own_step, "validation": table()}),
     }
 
 
-@pytest.mark.parametrize(
-    "way",
-    [
-        "made already",
-        "weights of rows",
-        "weights of classes",
-        "a sum",
-        "batch normalization",
-        "accumulation",
-        "a step of one's own",
-    ],
+WAYS = (
+    "made already",
+    "weights of rows",
+    "weights of classes",
+    "classes that do not count",
+    "weights of classes and of rows",
+    "a sum",
+    "two labels",
+    "no labels",
+    "batch normalization",
+    "accumulation",
+    "a step of one's own",
 )
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_the_result_does_not_depend_on_the_number_of_ranks(way: str) -> None:
     model, options = ways()[way]
     alone, together = (trained(model, ranks=ranks, **options) for ranks in (1, 3))
@@ -218,7 +255,9 @@ def test_it_trains_the_same_on_a_cluster_and_in_an_allocation(ranks: Ranks) -> N
 @pytest.mark.usefixtures("folder_of_models")
 def test_a_spark_dataframe_trains_and_is_scored(spark: SparkSession) -> None:
     df = spark.createDataFrame(table().to_dict("records"))
-    result = trained(plain, df, validation="held_out", metrics=["accuracy"], ranks=2)
+    dtypes = {"x": "float32", "y": "int32"}
+    options = {"validation": "held_out", "metrics": ["accuracy"], "dtypes": dtypes}
+    result = trained(plain, df, ranks=2, **options)
     scored = result.predict(df.filter("held_out")).select("y", "prediction", "probability")
     rows = scored.collect()
     right = np.mean([row.y == row.prediction for row in rows])
@@ -239,31 +278,75 @@ def keras_network() -> Any:
     import keras
 
     layers = [keras.layers.Dense(8, "tanh"), keras.layers.Dense(3)]
-    return keras.Sequential([keras.Input((6,)), *layers])
+    network = keras.Sequential([keras.Input((6,)), *layers])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    network.compile(keras.optimizers.Adam(0.01), loss)
+    return network
+
+
+def on_keras(backend: str) -> dict[str, Any]:
+    """Arguments of fit for a network that is compiled."""
+    return {
+        "loss": None,
+        "optimizer": None,
+        "validation": 0.2,
+        "metrics": ["accuracy"],
+        "schedule": "cosine",
+        "env": {**ALIKE, "KERAS_BACKEND": backend},
+        "preload_frameworks": ["keras", f"horovod.{backend}"],
+    }
 
 
 @pytest.mark.parametrize("backend", ["tensorflow", "torch"])
 def test_a_keras_network_does_not_depend_on_the_number_of_ranks(backend: str) -> None:
-    import keras
-
-    options: dict[str, Any] = {
-        "loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        "optimizer": keras.optimizers.Adam(0.01),
-        "validation": 0.2,
-        "metrics": ["accuracy"],
-        "schedule": "cosine",
-        "clip_norm": 1.0,
-        "env": {**ALIKE, "KERAS_BACKEND": backend},
-        "preload_frameworks": ["keras", f"horovod.{backend}"],
-    }
+    options = {**on_keras(backend), "clip_norm": 1.0}
     alone, together = (trained(keras_network, ranks=n, **options) for n in (1, 2))
-    for one, many in zip(alone.model.get_weights(), together.model.get_weights(), strict=True):
-        np.testing.assert_allclose(many, one, atol=2e-5)
+    assert_same_weights(together, alone)
     validated = {name: value for name, value in alone.metrics.items() if name.startswith("val_")}
     assert len(validated) >= 2
     for name, value in validated.items():
         assert together.metrics[name] == pytest.approx(value, abs=1e-4)
     assert set(together.predict(table())["prediction"]) <= {0, 1, 2}
+
+
+def assert_same_weights(result: Any, expected: Any) -> None:
+    for one, other in zip(result.model.get_weights(), expected.model.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-5)
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+def test_a_keras_network_continues_with_the_order_of_its_epoch(
+    backend: str, tmp_path: Path
+) -> None:
+    whole = trained(keras_network, ranks=1, epochs=3, **on_keras(backend))
+    kept = {**on_keras(backend), "checkpoint_dir": tmp_path, "resume": True}
+    # Its schedule ends as that of three epochs does.
+    kept["schedule"] = lambda step, steps: (1 + math.cos(math.pi * step / 21)) / 2
+    trained(keras_network, ranks=2, epochs=1, **kept)
+    resumed, again = (trained(keras_network, ranks=1, epochs=3, **kept) for _ in range(2))
+    assert_same_weights(resumed, whole)
+    assert list(resumed.history["val_loss"]) == pytest.approx(whole.history["val_loss"], abs=1e-4)
+    assert again.metrics == pytest.approx(resumed.metrics)
+
+
+@pytest.mark.parametrize(
+    ("lacks", "error", "said"),
+    [("loss", ValueError, "there is no loss"), ("optimizer", TypeError, "optimizer must be")],
+)
+def test_a_keras_network_that_is_not_compiled_needs_optimizer_and_loss(
+    lacks: str, error: type[Exception], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import keras
+
+    def launched(*args: Any, **options: Any) -> Any:
+        raise AssertionError("it was launched")
+
+    def network() -> Any:
+        return keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+
+    monkeypatch.setattr("horovod_runner.HorovodRunner.run", launched)
+    with pytest.raises(error, match=said):
+        trained(network, **{"loss": "mse", "optimizer": "sgd", lacks: None})
 
 
 def test_a_train_step_of_keras_uses_the_weights_of_rows(
@@ -300,8 +383,7 @@ def test_a_train_step_of_keras_uses_the_weights_of_rows(
         "preload_frameworks": ["keras", f"horovod.{keras.backend.backend()}"],
     }
     alone, together = (trained(lambda: network(Takes), ranks=n, **options) for n in (1, 2))
-    for one, many in zip(alone.model.get_weights(), together.model.get_weights(), strict=True):
-        np.testing.assert_allclose(many, one, atol=2e-5)
+    assert_same_weights(together, alone)
     assert {*together.metrics} == {"mean", "time"}  # an array is no metric of a fit
 
     def launched(*args: Any, **options: Any) -> Any:
@@ -317,7 +399,7 @@ def test_a_train_step_of_keras_uses_the_weights_of_rows(
         trained(network(Ignores), **options)
 
 
-def test_a_lightning_module_does_not_depend_on_the_number_of_ranks() -> None:
+def test_a_lightning_module_does_not_depend_on_the_number_of_ranks(tmp_path: Path) -> None:
     import lightning
     import torch
     import torchmetrics
@@ -349,8 +431,16 @@ def test_a_lightning_module_does_not_depend_on_the_number_of_ranks() -> None:
                 metric.update(self(x), y[0] if isinstance(y, list) else y)
                 self.log(name, metric)
 
+        def on_train_epoch_end(self) -> None:
+            odd = self.trainer.global_rank - (self.trainer.world_size - 1) / 2
+            self.log("late", self.current_epoch + odd)  # on average over the ranks the epoch
+
         def configure_optimizers(self) -> Any:
             return adam(self.parameters())
+
+    class Logs(lightning.Callback):  # type: ignore[misc]
+        def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
+            module.log("own", 2.0)
 
     options: dict[str, Any] = {
         "global_batch": 20,  # the last batch to validate with has a row, for one of the ranks
@@ -358,11 +448,17 @@ def test_a_lightning_module_does_not_depend_on_the_number_of_ranks() -> None:
         "validation": "held_out",
         "patience": 5,
         "progress": False,
+        "checkpoint_dir": tmp_path,
+        "trainer_options": {"callbacks": Logs()},
         **WARM,
     }
     # Several inputs come by their names, several labels as a list.
     alone = fit(Module, table(), ranks=1, x={"x": "x", "w": "w"}, y="y", **options)
     together = fit(Module, table(), ranks=2, x="x", y=["y", "w"], **options)
     np.testing.assert_allclose(weights(together), weights(alone), atol=2e-5)
-    assert set(together.metrics) == {"train_loss", "val_loss", "val_accuracy", "val_auc"}
+    names = {"train_loss", "val_loss", "val_accuracy", "val_auc", "late", "own"}
+    assert set(together.metrics) == names
     assert together.metrics == pytest.approx(alone.metrics, abs=1e-6)
+    assert together.history["late"] == [0, 1]
+    assert [saved.metrics["late"] for saved in together.run.checkpoints] == [0, 1]
+    assert [row["late"] for row in together.run.metrics.to_pylist()] == [0, 1]

@@ -110,6 +110,31 @@ def test_two_networks_with_two_optimizers_and_a_value_are_kept(tmp_path: Path) -
     assert all(map(np.array_equal, again, weights))
 
 
+def shared(data: Any) -> Any:
+    """Two models with a layer in common, and one optimizer of both."""
+    import torch
+
+    from horovod_runner import prepare
+
+    torch.manual_seed(0)
+    trunk = torch.nn.Linear(4, 3)
+    models = [torch.nn.Sequential(trunk, torch.nn.Linear(3, 1)) for _ in range(2)]
+    own = {id(weight): weight for model in models for weight in model.parameters()}
+    optimizer = torch.optim.SGD(own.values(), 0.1)
+    batches = data.to_torch(global_batch=16, columns={"x": "x", "y": "y"})
+    actor, critic, optimizer, batches = prepare(*models, optimizer, batches)
+    for x, y in batches:
+        optimizer.zero_grad()
+        (actor(x)[:, 0] + critic(x)[:, 0].square() - y).square().mean().backward()
+        optimizer.step()
+    return [weight.detach().numpy() for weight in own.values()]
+
+
+def test_models_that_share_a_layer_have_one_optimizer() -> None:
+    for one, many in zip(run(shared, 1), run(shared, 2), strict=True):
+        np.testing.assert_allclose(many, one, atol=2e-5)
+
+
 def scaled(data: Any, stop: int | None = None) -> Any:
     """Two models with an optimizer and a schedule each, and one scaler."""
     import torch
@@ -163,7 +188,7 @@ def test_each_optimizer_has_its_schedule_and_a_scaler_continues(tmp_path: Path) 
 def loaders(data: Any) -> Any:
     import horovod.torch as hvd
     import torch
-    from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
+    from torch.utils.data import DataLoader, RandomSampler, TensorDataset, WeightedRandomSampler
 
     from horovod_runner import prepare
 
@@ -175,11 +200,16 @@ def loaders(data: Any) -> Any:
         [int(number) for batch in loader for number in batch[0]]
         for loader in (shuffled, shuffled, in_order)
     ]
-    weighted = DataLoader(numbers, 4, sampler=WeightedRandomSampler([1.0] * 20, 20))
-    try:
-        prepare(weighted)
-    except ValueError as error:
-        refused = str(error)
+    refused = []
+    for sampler in (
+        WeightedRandomSampler([1.0] * 20, 20),
+        RandomSampler(numbers, replacement=True),
+        RandomSampler(numbers, num_samples=8),
+    ):
+        try:
+            prepare(DataLoader(numbers, 4, sampler=sampler))
+        except ValueError as error:
+            refused.append(str(error))
     return hvd.allgather_object((seen, len(of_shard))), refused
 
 
@@ -192,7 +222,8 @@ def test_a_dataloader_gives_each_rank_its_part() -> None:
     assert first != second
     assert in_order[0] == sorted(in_order[0])
     assert [count for _, count in found] == [13, 13]
-    assert "WeightedRandomSampler" in refused
+    for said, part in zip(refused, ("WeightedR", "replacement=True", "num_samples=8"), strict=True):
+        assert part in said
 
 
 def tape(data: Any) -> Any:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from functools import partial
+from io import BytesIO
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,14 +13,26 @@ import pandas as pd
 import pytest
 
 from horovod_runner import DataError, fit
-from horovod_runner.integrations.training.classes import Classes, is_class_loss
+from horovod_runner.data import Image
+from horovod_runner.integrations.training.classes import Classes, is_class_loss, loss_name
+from horovod_runner.integrations.training.network import made
 from horovod_runner.integrations.training.schedules import schedule_of
+from horovod_runner.integrations.training.training import options_of_inputs
 from horovod_runner.integrations.training.where import choose
 
 torch = pytest.importorskip("torch")
+pillow = pytest.importorskip("PIL.Image")
 
+PIXELS = BytesIO()
+pillow.new("L", (2, 1)).save(PIXELS, "png")
 TABLE = pd.DataFrame(
-    {"x": np.eye(8).tolist(), "y": np.arange(8) % 2, "name": list("abcdefgh"), "w": np.ones(8)}
+    {
+        "x": np.eye(8).tolist(),
+        "y": np.arange(8) % 2,
+        "name": list("abcdefgh"),
+        "w": np.ones(8),
+        "image": [PIXELS.getvalue()] * 8,
+    }
 )
 GOOD: dict[str, Any] = {
     "x": "x",
@@ -30,6 +45,19 @@ GOOD: dict[str, Any] = {
 
 def net() -> Any:
     return torch.nn.Linear(8, 2)
+
+
+NET = net()
+
+
+def of_groups(model: Any) -> Any:
+    """An optimizer of a network's own weights."""
+    weight, bias = model.parameters()
+    return torch.optim.SGD([{"params": [weight], "lr": 0.1}, {"params": [bias], "lr": 0.2}])
+
+
+def of_pixels(output: Any, label: Any) -> Any:
+    return (output - label / 255).square().mean()
 
 
 def outputs_first(model: Any, x: Any, y: Any) -> Any:
@@ -73,6 +101,12 @@ def outputs_first(model: Any, x: Any, y: Any) -> Any:
         ({"metrics": "accuracy"}, TypeError, "metrics"),
         ({"metrics": [lambda x, y: 0, lambda x, y: 1]}, ValueError, "one name.*by a dict"),
         ({"weight": "no_such"}, DataError, "no_such"),
+        (
+            {"weight": "w", "loss": lambda output, label: 0},
+            ValueError,
+            "TypeError: weight requires",
+        ),
+        ({"dtypes": {"no_such": "int32"}}, DataError, "no_such"),
         ({"ranks": 0}, ValueError, "ranks"),
         ({"ranks": "2"}, TypeError, "ranks"),
         ({"where": "moon"}, ValueError, "where"),
@@ -102,6 +136,37 @@ def test_a_mistake_is_told_before_anything_is_launched(
     monkeypatch.setattr("horovod_runner.HorovodRunner.run", launched)
     with pytest.raises(error, match=said):
         fit(net, TABLE, **{**GOOD, **wrong})
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"loss": partial(torch.nn.functional.cross_entropy, label_smoothing=0.1)},
+        {"loss": lambda output, label: torch.nn.functional.cross_entropy(output / 2, label)},
+        {"dtypes": {"y": "int32", "x": "float64"}, "model": net().double()},
+        {"y": "image", "images": {"image": Image(1, 2, "GRAY")}, "loss": of_pixels},
+        {"model": NET, "optimizer": of_groups(NET)},
+    ],
+    ids=["partial", "lambda", "type of a label", "label of pixels", "groups of weights"],
+)
+def test_what_fits_is_launched(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    class Launched(Exception):  # noqa: N818 - it is no error here
+        pass
+
+    def launched(*args: Any, **options: Any) -> Any:
+        raise Launched
+
+    monkeypatch.setattr("horovod_runner.HorovodRunner.run", launched)
+    with pytest.raises(Launched):
+        fit(**{"model": net, "data": TABLE, **GOOD, **given})
+
+
+def test_a_class_in_the_place_of_a_model_is_named() -> None:
+    from horovod_runner.integrations.training.torch import TorchTraining
+
+    given: dict[str, Any] = {"features": {"x": "x"}, "labels": ["y"]}
+    with pytest.raises(TypeError, match="not the class Linear"):
+        TorchTraining(model=torch.nn.Linear, **given).check({})
 
 
 @pytest.mark.parametrize(
@@ -157,19 +222,22 @@ def test_rows_of_a_batch_on_three_ranks_in_two_passes(
 
 
 @pytest.mark.parametrize(
-    ("output", "label", "right"),
+    ("output", "label", "right", "loss"),
     [
-        ([[0.1, 0.9], [0.8, 0.2], [0.4, 0.6]], [1, 0, 0], 2 / 3),
-        ([[2.0], [-1.0]], [1.0, 1.0], 0.5),
-        ([2.0, -1.0], [1.0, 0.0], 1),
-        ([[0.1, 0.9], [0.8, 0.2]], [[0.0, 1.0], [0.0, 1.0]], 0.5),
+        ([[0.1, 0.9], [0.8, 0.2], [0.4, 0.6]], [1, 0, 0], 2 / 3, torch.nn.CrossEntropyLoss()),
+        ([[2.0], [-1.0]], [1.0, 1.0], 0.5, torch.nn.BCEWithLogitsLoss()),
+        ([2.0, -1.0], [1.0, 0.0], 1, None),
+        ([[0.9], [0.2]], [1, 0], 1, torch.nn.BCELoss()),
+        ([[0.9], [0.2]], [1, 0], 1, partial(torch.nn.functional.binary_cross_entropy, weight=None)),
+        ([[0.1, 0.9], [0.8, 0.2]], [[0.0, 1.0], [0.0, 1.0]], 0.5, torch.nn.BCELoss()),
     ],
 )
 def test_accuracy_takes_scores_of_classes_and_of_one_class(
-    output: Any, label: Any, right: float
+    output: Any, label: Any, right: float, loss: Any
 ) -> None:
-    from horovod_runner.integrations.training.metrics import accuracy
+    from horovod_runner.integrations.training.metrics import metrics_of
 
+    accuracy = metrics_of("torch", ["accuracy"], loss)["accuracy"].function
     assert float(accuracy(torch.tensor(output), torch.tensor(label))) == pytest.approx(right)
 
 
@@ -187,6 +255,23 @@ def test_accuracy_takes_scores_of_classes_and_of_one_class(
 )
 def test_a_loss_says_whether_a_model_predicts_classes(loss: str, of_classes: bool) -> None:
     assert is_class_loss(loss) == of_classes
+
+
+class OwnCrossEntropy(torch.nn.CrossEntropyLoss):  # type: ignore[misc, name-defined]
+    pass
+
+
+@pytest.mark.parametrize(
+    ("loss", "name"),
+    [
+        (OwnCrossEntropy(), "CrossEntropyLoss"),
+        (torch.nn.PoissonNLLLoss(), "PoissonNLLLoss"),
+        (partial(torch.nn.functional.nll_loss, reduction="sum"), "nll_loss"),
+        (["binary_crossentropy", "mse"], "binary_crossentropy"),
+    ],
+)
+def test_a_loss_that_is_made_of_one_of_classes_has_its_name(loss: Any, name: str) -> None:
+    assert loss_name(loss) == name
 
 
 @pytest.mark.parametrize("loss", ["BCEWithLogitsLoss", "BinaryCrossentropy with logits"])
@@ -232,6 +317,42 @@ def test_a_function_gets_labels_of_the_shape_that_it_compares_with(
     output, label = torch.zeros(4, 1), torch.arange(4)
     assert fitted_label(function, output, label).shape == shape
     assert fitted_label(torch.nn.MSELoss(), output, label, function).shape == shape
+
+
+@pytest.mark.parametrize(
+    "loss", [OwnCrossEntropy(), torch.nn.functional.cross_entropy, lambda output, label: 0.0]
+)
+def test_classes_stay_whole_numbers(loss: Any) -> None:
+    from horovod_runner.integrations.training.losses import fitted_label
+
+    for shape in ((), (5,)):
+        label = torch.ones(4, *shape, dtype=torch.int32)
+        assert fitted_label(loss, torch.zeros(4, 3, *shape), label).dtype == torch.int64
+    probabilities = torch.ones(4, 3, dtype=torch.int32)
+    assert fitted_label(loss, torch.zeros(4, 3), probabilities).dtype == torch.float32
+
+
+def test_a_network_whose_function_imports_torch_has_the_seed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seeds: list[int] = []
+    monkeypatch.delitem(sys.modules, "torch")
+    monkeypatch.delitem(sys.modules, "keras", raising=False)
+
+    def make() -> list[int]:
+        if "torch" not in sys.modules:
+            monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(manual_seed=seeds.append))
+        return list(seeds)
+
+    assert made(make, 7) == [7]
+
+
+def test_rows_are_scored_without_the_options_of_labels() -> None:
+    given = {"dtypes": {"y": "int32", "x": "float32"}, "images": {"y": Image(1, 1)}, "transform": 3}
+    left = {"dtypes": {"x": "float32"}, "images": {}, "transform": 3}
+    assert options_of_inputs(given, {"x": "image"}, ["y"]) == left
+    both = {"dtypes": "float32", "images": {"y": Image(1, 1)}, "pad_ragged": {"label y": 0}}
+    assert options_of_inputs(both, {"x": ["y", "z"]}, ["y"]) == {**both, "pad_ragged": {}}
 
 
 def test_ranks_run_where_there_is_something_to_run_on(monkeypatch: pytest.MonkeyPatch) -> None:

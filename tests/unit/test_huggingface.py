@@ -136,6 +136,28 @@ def test_a_checkpoint_has_the_latest_of_each_number_that_was_logged(
     assert numbers == {"loss": 0.4, "eval_loss": 0.7}
 
 
+def test_rows_to_evaluate_and_to_test_with_are_those_of_all_ranks() -> None:
+    class Trainer:
+        compute_loss_func = len
+
+        def __init__(self, train_dataset: Any = None, eval_dataset: Any = None) -> None:
+            pass
+
+        def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+            return eval_dataset
+
+        def get_test_dataloader(self, test_dataset: Any) -> Any:
+            return test_dataset
+
+    huggingface.patch_trainer(SimpleNamespace(Trainer=Trainer))
+    trainer = Trainer()
+    part = SimpleNamespace(is_whole=False, whole=lambda: "all rows")
+    assert trainer.get_eval_dataloader() is None
+    assert trainer.get_eval_dataloader(part) == trainer.get_test_dataloader(part) == "all rows"
+    assert trainer.get_eval_dataloader(eval_dataset={"a": part}) == {"a": "all rows"}
+    assert trainer.get_test_dataloader(test_dataset=part) == "all rows"
+
+
 def test_other_events_of_the_trainer_are_ignored() -> None:
     callback = ReportCallback()
     assert callback.on_prediction_step(None, STATE, None, eval_dataloader=None) is None

@@ -94,11 +94,24 @@ class Trainer:
     def save_checkpoint(self, path: Path) -> None:
         path.touch()
 
-    def train(self, callback: Any, steps: int) -> None:
-        callback.on_train_start(self, None)
+    def train(self, callback: Any, steps: int, module: Any = None) -> None:
+        module = module or Module()
+        callback.on_train_start(self, module)
         for index in range(2 * steps):
             self.global_step += index % 2
             callback.on_train_batch_end(self, None, None, None, index)
+        module.on_train_epoch_end()
+        callback.on_train_end(self, module)
+
+
+class Module:
+    """Logs a metric at the end of an epoch."""
+
+    def __init__(self) -> None:
+        self.logged: dict[str, float] = {}
+
+    def on_train_epoch_end(self) -> None:
+        self.logged["late"] = 2.0
 
 
 def test_a_step_of_several_batches_is_saved_once(lightning: Any) -> None:
@@ -115,6 +128,18 @@ def test_a_step_of_several_batches_is_saved_once(lightning: Any) -> None:
         assert saved() == [2, 4, 6, 8]
         Trainer().train(first, 5)  # another training
         assert saved() == [2, 4, 6, 8, 2, 4]
+
+
+def test_what_the_module_logs_at_the_end_of_an_epoch_is_of_that_epoch(
+    lightning: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Trainer, "callback_metrics", (module := Module()).logged)
+    with as_rank(0, 2) as rank:
+        Trainer().train(lightning.ReportCallback(every=0), 1, module)
+        assert rank.reported == [({"late": 2.0}, 1, 0, None)]
+        assert [numbers for *_, numbers in rank.checkpoints_saved] == [{"late": 2.0, "epoch": 0}]
+        module.on_train_epoch_end()  # of a training without the callback
+        assert len(rank.reported) == 1
 
 
 @pytest.mark.parametrize(

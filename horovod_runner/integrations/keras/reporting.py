@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from horovod_runner.common.numbers import COLUMNS, check_interval
@@ -21,6 +21,9 @@ from horovod_runner.worker.api import (
     report,
     save_checkpoint,
 )
+
+if TYPE_CHECKING:
+    from horovod_runner.checkpoints.loader import LoadedCheckpoint
 
 if os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true"):
     import tf_keras as keras
@@ -104,15 +107,22 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._in_epoch = 0  # batches of the current epoch
         self._saves_model: bool | None = None
         self._resumes_at = 0  # the first epoch of a fit that resumes
+        self._loaded: LoadedCheckpoint | None = None  # by load, for the next fit
+
+    def load(self, model: Any) -> LoadedCheckpoint | None:
+        """Load what the next ``fit`` of a model resumes from; ``fit`` does it otherwise."""
+        if not self.restore or _restored:
+            return None
+        _restored.append(True)
+        with keras.saving.custom_object_scope(_layer_classes(model)):
+            self._loaded = load_checkpoint()
+        return self._loaded
 
     def on_train_begin(self, logs: Any = None) -> None:
-        if not self.restore or _restored:
-            return
-        _restored.append(True)
-        with keras.saving.custom_object_scope(_layer_classes(self.model)):
-            loaded = load_checkpoint()
+        loaded = self._loaded or self.load(self.model)
         if loaded is None:
             return
+        self._loaded = None
         when_built(self.model, lambda: _restore(self.model, loaded.state))
         self._steps = loaded.step
         done, epochs = int(loaded.metrics.get("epoch", 0)), self.params.get("epochs")

@@ -40,18 +40,20 @@ def _optimizer(
     if hasattr(optimizer, "_allreduce_delay"):  # it is Horovod's already
         return optimizer
     own = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
-    names = {}
+    named: dict[int, tuple[str, Any]] = {}  # once each: models may share weights
     for number, model in enumerate(models):
         start = f"{number}." if len(models) > 1 else ""
-        names.update({f"{start}{name}": w for name, w in model.named_parameters() if id(w) in own})
-    missing = len(own) - len(names)
+        for name, weight in model.named_parameters():
+            if id(weight) in own:
+                named.setdefault(id(weight), (f"{start}{name}", weight))
+    missing = len(own) - len(named)
     if missing:
         raise ValueError(
             f"{type(optimizer).__name__} has {len(own)} weights, and {missing} of them are of no "
             "model that is prepared with it: give its models in the same call, "
             "prepare(model, optimizer)"
         )
-    averaging = hvd.DistributedOptimizer(optimizer, named_parameters=names.items(), **options)
+    averaging = hvd.DistributedOptimizer(optimizer, named_parameters=named.values(), **options)
     hvd.broadcast_optimizer_state(averaging, root_rank=0)
     return averaging
 
@@ -108,9 +110,9 @@ class RankLoader:
                 "rows: let it yield this rank's part, by hvd.rank() and hvd.size(), and leave its "
                 "DataLoader out of prepare; or pass the data to run, and use data.to_torch(...)"
             )
-        if not isinstance(loader.sampler, RandomSampler | SequentialSampler):
+        if not _draws_each_row_once(loader.sampler):
             raise ValueError(
-                f"the DataLoader draws rows by {type(loader.sampler).__name__}, and prepare "
+                f"the DataLoader draws rows by {_described(loader.sampler)}, and prepare "
                 "divides only shuffled rows and rows in their order: give it a sampler of this "
                 "rank's rows, torch.utils.data.DistributedSampler(dataset, hvd.size(), hvd.rank())"
             )
@@ -148,6 +150,19 @@ class RankLoader:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue with the epoch after those of a saved state."""
         self._epoch = int(state["epoch"])
+
+
+def _draws_each_row_once(sampler: Any) -> bool:
+    if isinstance(sampler, RandomSampler):
+        return not sampler.replacement and sampler.num_samples == len(sampler.data_source)
+    return isinstance(sampler, SequentialSampler)
+
+
+def _described(sampler: Any) -> str:
+    name = type(sampler).__name__
+    if not isinstance(sampler, RandomSampler):
+        return name
+    return f"{name}(replacement={sampler.replacement}, num_samples={sampler.num_samples})"
 
 
 def _moved(batch: Any, to: torch.device) -> Any:

@@ -21,6 +21,7 @@ from horovod_runner.integrations.spark_ml.params import (
 )
 from horovod_runner.integrations.spark_ml.persistence import Saveable
 from horovod_runner.integrations.training.classes import Classes, is_class_loss
+from horovod_runner.integrations.training.training import options_of_inputs
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -106,7 +107,7 @@ class TrainedModel(Model, ColumnParams, Saveable):  # type: ignore[misc]
         example = staging.head(dataset, 5)
         if example is None:
             raise DataError("the DataFrame has no rows to make an example of")
-        feed = {"columns": self.features, **self.feed_options}
+        feed = {"columns": self.features, **self._scoring_options}
         return log_model(
             name,
             kind,
@@ -135,6 +136,10 @@ class TrainedModel(Model, ColumnParams, Saveable):  # type: ignore[misc]
             return is_class_loss(self.getOrDefault("loss_name"))
         return bool(task == "classification")
 
+    @property
+    def _scoring_options(self) -> dict[str, Any]:
+        return options_of_inputs(self.feed_options, self.features, self.labels)
+
     def _transform(self, dataset: DataFrame) -> DataFrame:
         from pyspark.ml.functions import array_to_vector
         from pyspark.sql import functions
@@ -156,7 +161,7 @@ class TrainedModel(Model, ColumnParams, Saveable):  # type: ignore[misc]
             wanted,
             batch_size=self.getOrDefault("transform_batch_size"),
             postprocess=post,
-            **self.feed_options,
+            **self._scoring_options,
         )
         converted = {}
         for name in wanted:

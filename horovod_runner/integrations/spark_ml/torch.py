@@ -70,5 +70,5 @@ class TorchEstimator(HorovodEstimator):
     _model_class = TorchModel
 
     def _training(self, **arguments: Any) -> TorchTraining:
-        metrics = metrics_of("torch", self.value_of("metrics") or ())
+        metrics = metrics_of("torch", self.value_of("metrics") or (), self.value_of("loss"))
         return TorchTraining(**{**arguments, "metrics": metrics})

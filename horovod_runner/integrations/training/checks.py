@@ -61,7 +61,7 @@ def check_rows(training: Training, rows: DataFrame) -> None:
 
 def _inputs_of(training: Training, schema: pa.Schema) -> Inputs:
     options = FeedOptions(
-        framework=training.framework, columns=training.columns or None, **training.options
+        framework=training.framework, columns=training.columns or None, **training.feed_options
     )
     names = training.names
     try:
@@ -71,6 +71,8 @@ def _inputs_of(training: Training, schema: pa.Schema) -> Inputs:
             f"{error}. The columns are those of {names.features}, {names.labels} and {names.weight}"
         ) from error.__cause__
     for name in training.labels:
+        if name in (options.images or {}):
+            continue
         label = inputs.columns[name]
         if not label.is_fixed and (label.kind in ("text", "bytes") or label.is_ragged_text):
             raise ValueError(

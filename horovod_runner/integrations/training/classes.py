@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,14 +12,21 @@ from horovod_runner.data.scoring.outputs import as_numpy
 
 
 def loss_name(loss: Any) -> str:
-    """The name of a loss; of the first of several. It says whether the loss takes logits."""
+    """The name of a loss; of the first of several. It says whether the loss takes logits.
+
+    A subclass of a loss of classes has the name of that loss.
+    """
     if isinstance(loss, list | tuple):
         loss = loss[0]
     if isinstance(loss, dict):
         loss = next(iter(loss.values()))
     if isinstance(loss, str):
         return loss
-    name = str(getattr(loss, "__name__", type(loss).__name__))
+    if isinstance(loss, partial):
+        loss = loss.func
+    names = [base.__name__ for base in type(loss).__mro__]
+    known = [name for name in names if is_class_loss(name)]
+    name = str(getattr(loss, "__name__", (known or names[:1])[-1]))
     config = loss.get_config() if hasattr(loss, "get_config") else {}
     return f"{name} with logits" if config.get("from_logits") else name
 

@@ -93,7 +93,8 @@ def fit(
 
     Args:
         model: a torch module, a Keras 3 model or a Lightning module; or its class, or a function
-            that makes it, which is called once, with ``seed`` as the seed of its weights.
+            that makes it, which is called with ``seed`` as the seed of its weights: once, or again
+            if it is the first to import its framework.
         data: the rows: a DataFrame of Spark or pandas, an Arrow table, or one of
             :mod:`horovod_runner.data`, such as ``parquet(...)``.
         x: the columns of the network's input: one, or a list of columns side by side; or a dict
@@ -140,7 +141,7 @@ def fit(
         sync_batch_norm: whether batch normalization of torch and Keras has the statistics of all
             ranks' rows.
         dtypes: types to convert numbers to, by input or label, or one for all.
-        pad_ragged: for ragged columns: a number that fills up short rows.
+        pad_ragged: for ragged columns, by input or label: a number that fills up short rows.
         images: for columns of images: what they become, by column.
         transform: called with each batch, a dict of NumPy arrays; what it returns replaces it.
         trainer_options: Lightning: further arguments of its Trainer.
@@ -158,7 +159,6 @@ def fit(
     """
     __tracebackhide__ = True
     given = dict(locals())
-    given.pop("options")
     runner_options = _runner_options(options)
     check_numbers(given)
     network = made(model, seed, precision)
@@ -170,7 +170,9 @@ def fit(
         validation, other = None, validation
     if validation is not None:
         check_validation(validation)
-    named = metrics_of(kind, metrics)
+    if kind == "keras" and loss is None:
+        loss = network.loss  # that it is compiled with
+    named = metrics_of(kind, metrics, loss)
     best = watched(kind, monitor, named, validation is not None or other is not None)
     choice = choose(ranks, where, data)
     feed = {"dtypes": dtypes, "pad_ragged": pad_ragged, "images": images, "transform": transform}

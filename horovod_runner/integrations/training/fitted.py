@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from horovod_runner.data.scoring.predict import predict
 from horovod_runner.integrations.training.classes import Classes, is_class_loss, loss_name
+from horovod_runner.integrations.training.training import options_of_inputs
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -23,7 +24,8 @@ class Fitted:
     Attributes:
         run: the record of the run that trained it.
         history: loss and metrics of each epoch, by name; those of the rows to validate with begin
-            with ``val_``.
+            with ``val_``. For a Keras network that was continued it begins with the last epoch of
+            the checkpoint, which has the metrics of no other.
     """
 
     def __init__(self, training: Training, trained: Trained, run: Run) -> None:
@@ -91,7 +93,7 @@ class Fitted:
             outputs,
             batch_size=batch_size,
             postprocess=post,
-            **training.options,
+            **options_of_inputs(training.options, training.features, labels),
         )
 
     def __len__(self) -> int:

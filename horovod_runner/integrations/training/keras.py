@@ -108,21 +108,41 @@ class KerasTraining(Training):
         """With model and optimizer in Keras's own formats."""
         import keras
 
-        optimizer = self.optimizer or self.model.optimizer
+        # A model that is not compiled has no attribute optimizer.
+        optimizer = self.optimizer or getattr(self.model, "optimizer", None)
         if isinstance(optimizer, str):
             optimizer = keras.optimizers.get(optimizer)
         if not isinstance(optimizer, keras.optimizers.Optimizer):
             raise TypeError(
-                f"optimizer must be an optimizer of Keras or its name, not {optimizer!r}"
+                f"optimizer must be an optimizer of Keras or its name, not {optimizer!r}; a model "
+                "that is compiled needs none"
+            )
+        loss = self.model.loss if self.loss is None else self.loss
+        if loss is None and not self._may_have_own_loss():
+            raise ValueError(
+                "there is no loss to train with: set loss, such as loss='mse', or compile the "
+                "model with one"
             )
         return replace(
             self,
             model=self._sendable(),
             optimizer=keras.saving.serialize_keras_object(optimizer),
-            loss=self.model.loss if self.loss is None else self.loss,
+            loss=loss,
             custom_objects={},
             backend=keras.backend.backend(),
         )
+
+    def _may_have_own_loss(self) -> bool:
+        """Whether the model, or a layer, may have a loss that is not an argument of compile."""
+        import keras
+
+        model = self.model
+        methods = ("train_step", "compute_loss")
+        if any(getattr(type(model), name) is not getattr(keras.Model, name) for name in methods):
+            return True
+        layers = model._flatten_layers()
+        are_kerass = all(type(layer).__module__.startswith("keras.") for layer in layers)
+        return bool(model.losses) or not are_kerass  # the user's layers may call add_loss
 
     def _sendable(self) -> bytes:
         """The content of the model's file, which the ranks can read, or ValueError."""

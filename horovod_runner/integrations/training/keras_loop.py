@@ -10,6 +10,7 @@ import keras
 import horovod_runner.integrations.keras as hvd
 from horovod_runner.data.scoring.models.keras import arranged, input_names, readable
 from horovod_runner.data.shard import Shard
+from horovod_runner.integrations.keras.fitting.patch import feed_behind
 from horovod_runner.integrations.keras.reporting import is_number
 from horovod_runner.integrations.training.keras import KerasTraining, set_seed
 from horovod_runner.integrations.training.schedules import Factor
@@ -42,7 +43,11 @@ def train(training: KerasTraining, train: Shard, valid: Shard | None) -> Trained
         metrics=training.metrics or None,  # an own train_step need not update them
     )
     names = input_names(network)
-    batches, steps = _batches(training, train, names, is_training=True)
+    reports = hvd.callbacks.ReportCallback(save_every=int(training.saves))
+    loaded = reports.load(network)  # now: Keras may take batches before it calls the callback
+    before = {} if loaded is None else dict(loaded.metrics)
+    done = int(before.pop("epoch", 0))
+    batches, steps = _batches(training, train, names, is_training=True, done=done)
     checks, val_steps = (None, None)
     if valid is not None:
         checks, val_steps = _batches(training, valid, names, is_training=False)
@@ -59,13 +64,16 @@ def train(training: KerasTraining, train: Shard, valid: Shard | None) -> Trained
             hvd.callbacks.MetricAverageCallback(),
             *training.callbacks,
             *_policies(training, optimizer, steps),
-            hvd.callbacks.ReportCallback(save_every=int(training.saves)),
+            reports,
         ],
     )
     if hvd.rank():
         return None
-    numbers = {name: each for name, each in history.history.items() if all(map(is_number, each))}
-    values = {name: [float(value) for value in each] for name, each in numbers.items()}
+    # A checkpoint has the metrics of its epoch only.
+    values = {name: [float(value)] for name, value in before.items()}
+    for name, of_epochs in history.history.items():
+        if all(map(is_number, of_epochs)):
+            values.setdefault(name, []).extend(map(float, of_epochs))
     return Trained(network.get_weights(), values)
 
 
@@ -110,15 +118,22 @@ def _synchronize_batch_norm(network: Any) -> None:
 
 
 def _batches(
-    training: KerasTraining, shard: Shard, names: Sequence[str], *, is_training: bool
+    training: KerasTraining,
+    shard: Shard,
+    names: Sequence[str],
+    *,
+    is_training: bool,
+    done: int = 0,
 ) -> tuple[Any, int]:
-    """The batches that Keras iterates over, and their number in an epoch."""
+    """The batches that Keras iterates over, after some epochs, and their number in an epoch."""
     options = training.feed(shard, is_training=is_training)
     transform = options.pop("transform", None)
     wanted = training.train_steps_per_epoch if is_training else training.validation_steps_per_epoch
     if training.backend == "tensorflow" and transform is None:
         dataset = shard.to_tf(**options, sample_weights=True)
         count = len(dataset)
+        if (source := feed_behind(dataset)) is not None:
+            source.skip(done * count)
         steps = min(wanted or count, count)
         mapped = dataset.map(lambda *parts: _arranged(training, names, parts))
         return (mapped.take(steps) if is_training and steps < count else mapped), steps
@@ -132,6 +147,7 @@ def _batches(
         return checks, min(wanted or len(checks), len(checks))
     feed = shard.batches(**options, transform=transform, sample_weights=True)
     steps = min(wanted or len(feed), len(feed))
+    feed.skip(done * steps)  # the next epoch goes on with what is left of one
     return _forever(training, names, feed), steps
 
 

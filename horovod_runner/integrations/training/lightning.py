@@ -24,6 +24,11 @@ class LightningTraining(Training):
         if not hasattr(self.model, "training_step"):
             raise TypeError(f"model must be a Lightning module, not {type(self.model).__name__}")
 
+    def feed(self, shard: Shard, *, is_training: bool) -> dict[str, Any]:
+        """See Training; without pairs the parts of a batch are columns, and so are the options."""
+        options = super().feed(shard, is_training=is_training)
+        return options if self.pairs else {**options, **self.options}
+
     def for_ranks(self) -> Self:
         """Without what the module makes itself, which may not be picklable."""
         return replace(self, optimizer=None, loss=None, loss_weights=None, metrics=None)

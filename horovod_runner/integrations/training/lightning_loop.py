@@ -29,9 +29,8 @@ def train(training: LightningTraining, train: Shard, valid: Shard | None) -> Tra
     framework.seed_everything(training.random_seed + hvd.rank(), verbose=False)
     batches = _feed(training, train, is_training=True)
     checks = None if valid is None else _feed(training, valid, is_training=False)
-    record = _History()
-    reports = ReportCallback(save_every=int(training.saves), save_steps=training.save_every or 0)
-    callbacks: list[Any] = [record, reports]
+    reports = _Reports(save_every=int(training.saves), save_steps=training.save_every or 0)
+    callbacks: list[Any] = [reports]
     if training.patience is not None:
         name, mode = training.monitor
         stop = framework.callbacks.EarlyStopping
@@ -40,8 +39,10 @@ def train(training: LightningTraining, train: Shard, valid: Shard | None) -> Tra
         rows = batch_norm.CountedRows()
         if training.syncs_batch_norm:
             rows = batch_norm.synchronize(training.model)
-        _log_means_over_ranks(training.model, rows)
-        callbacks.append(_CountedRows(rows, batches, checks))
+        counted = _CountedRows(rows, batches, checks)
+        _log_means_over_ranks(training.model, counted)
+        callbacks.append(counted)
+    further = training.trainer_options.get("callbacks") or []
     trainer = framework.Trainer(
         **{
             "strategy": HorovodStrategy(),
@@ -56,13 +57,17 @@ def train(training: LightningTraining, train: Shard, valid: Shard | None) -> Tra
             "enable_progress_bar": False,
             "enable_model_summary": False,
             **training.trainer_options,
-            "callbacks": [*training.callbacks, *callbacks],
+            "callbacks": [
+                *training.callbacks,
+                *(further if isinstance(further, list) else [further]),
+                *callbacks,
+            ],
         }
     )
     trainer.fit(training.model, batches, checks, ckpt_path=resume_from())
     if hvd.rank():
         return None
-    return Trained(weights_of(training.model), record.history)
+    return Trained(weights_of(training.model), reports.history)
 
 
 def _feed(training: LightningTraining, shard: Shard, *, is_training: bool) -> Any:
@@ -83,19 +88,19 @@ def _feed(training: LightningTraining, shard: Shard, *, is_training: bool) -> An
     return shard.to_torch(**options)
 
 
-def _log_means_over_ranks(module: Any, rows: batch_norm.CountedRows) -> None:
+def _log_means_over_ranks(module: Any, counted: _CountedRows) -> None:
     """Let ``self.log`` average the metrics of an epoch over the rows of all ranks.
 
     Also without sync_dist, which ``self.log_dict`` always sets. A rank without rows in a batch
-    computes with a row that does not count.
+    computes with a row that does not count. What is logged between batches is of the epoch.
     """
     plain = module.log
 
     def log(name: str, value: Any, *args: Any, **options: Any) -> Any:
         is_of_epoch = options.get("on_epoch")
-        if is_of_epoch or (is_of_epoch is None and not module.trainer.training):
+        if is_of_epoch or (is_of_epoch is None and not counted.is_step):
             options["sync_dist"] = not options.get("rank_zero_only")
-        if not rows.count:
+        if not counted.rows.count:
             options["batch_size"] = 0
         return plain(name, value, *args, **options)
 
@@ -106,7 +111,8 @@ class _CountedRows(framework.Callback):  # type: ignore[misc]
     """Tells batch normalization and metrics whether a rank has rows in a batch."""
 
     def __init__(self, rows: batch_norm.CountedRows, batches: Any, checks: Any) -> None:
-        self._rows = rows
+        self.rows = rows
+        self.is_step = False  # whether a batch is under way that is trained with
         self._batches = batches
         self._checks = checks
         self._states: list[tuple[Any, dict[str, Any]]] = []
@@ -114,6 +120,7 @@ class _CountedRows(framework.Callback):  # type: ignore[misc]
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
     ) -> None:
+        self.is_step = True
         self._begin(pl_module, self._batches.real_rows(batch_idx))
 
     def on_validation_batch_start(
@@ -122,13 +129,14 @@ class _CountedRows(framework.Callback):  # type: ignore[misc]
         self._begin(pl_module, self._checks.real_rows(batch_idx))
 
     def _begin(self, module: Any, count: int) -> None:
-        self._rows.count = count > 0
+        self.rows.count = count > 0
         if not count:  # a row that does not count must not stay in the states of torchmetrics
             metrics = [each for each in module.modules() if hasattr(each, "metric_state")]
             self._states = [(each, copy.deepcopy(each.metric_state)) for each in metrics]
 
     def on_train_batch_end(self, *_: Any) -> None:
-        self._rows.count = True  # what is logged at the end of an epoch counts
+        self.is_step = False
+        self.rows.count = True  # what is logged at the end of an epoch counts
         for metric, state in self._states:
             for name, value in state.items():
                 setattr(metric, name, value)
@@ -137,15 +145,17 @@ class _CountedRows(framework.Callback):  # type: ignore[misc]
     on_validation_batch_end = on_train_batch_end
 
 
-class _History(framework.Callback):  # type: ignore[misc]
-    """Keeps the logged metrics of each epoch."""
+class _Reports(ReportCallback):
+    """Keeps the logged metrics of each epoch, too."""
 
-    def __init__(self) -> None:
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
         self.history: dict[str, list[float]] = {}
 
-    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+    def _end_epoch(self, trainer: Any, pl_module: Any) -> None:
         for name, value in trainer.callback_metrics.items():
             self.history.setdefault(name, []).append(float(value))
+        super()._end_epoch(trainer, pl_module)
 
     def state_dict(self) -> dict[str, Any]:
         return {"history": self.history}

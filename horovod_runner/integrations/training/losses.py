@@ -5,16 +5,19 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import operator
 import warnings
-from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Hashable, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 if TYPE_CHECKING:
     from horovod_runner.integrations.training.torch import TorchTraining
 
-_CLASS_LOSSES = ("CrossEntropyLoss", "NLLLoss", "MultiMarginLoss", "cross_entropy", "nll_loss")
+#: Losses whose mean may be over something else than rows.
+_DIVIDED: Final = frozenset({"CrossEntropyLoss", "NLLLoss", "cross_entropy", "nll_loss"})
+_CLASS_LOSSES: Final = _DIVIDED | {"MultiMarginLoss", "multi_margin_loss"}
 
 
 def as_list(outputs: Any) -> list[torch.Tensor]:
@@ -30,29 +33,44 @@ def total_loss(
     labels: Sequence[torch.Tensor],
     weight: torch.Tensor | None,
 ) -> torch.Tensor:
-    """The weighted sum of the losses of all outputs.
+    """The sum of the losses of all outputs; see :func:`losses_of`."""
+    return added(losses_of(training, outputs, labels, weight))
+
+
+def added(losses: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The sum of some losses; of one it is the loss itself."""
+    return functools.reduce(operator.add, losses)
+
+
+def losses_of(
+    training: TorchTraining,
+    outputs: Sequence[torch.Tensor],
+    labels: Sequence[torch.Tensor],
+    weight: torch.Tensor | None,
+) -> list[torch.Tensor]:
+    """The loss of each output, times its weight.
 
     Raises:
+        TypeError: there are weights of rows, and a loss can only be a mean.
         ValueError: the model has another number of outputs than there are labels.
     """
     training.check_outputs(len(outputs))
     scales = training.loss_weights or [1.0] * len(outputs)
-    total: Any = 0.0
+    losses = []
     for number, (scale, output, label) in enumerate(zip(scales, outputs, labels, strict=True)):
         loss = training.loss_of(number)
         fitted = fitted_label(loss, output, label)
         if weight is None:
             part = loss(output, fitted)
         else:
-            by_row = unreduced(loss)(output, fitted)
+            by_row = unreduced(loss, training.names.weight)(output, fitted)
             part = (by_row.reshape(len(by_row), -1).mean(dim=1) * weight).mean()
-        total = total + scale * part if len(outputs) > 1 or scale != 1 else part
-    value: torch.Tensor = total
-    return value
+        losses.append(part if scale == 1 else scale * part)
+    return losses
 
 
-def unreduced(loss: Callable[..., Any]) -> Callable[..., Any]:
-    """The same loss with one value per row.
+def unreduced(loss: Callable[..., Any], weight: str) -> Callable[..., Any]:
+    """The same loss with one value per row; ``weight`` is what asks for it.
 
     Raises:
         TypeError: it can only be a mean.
@@ -65,24 +83,47 @@ def unreduced(loss: Callable[..., Any]) -> Callable[..., Any]:
     if "reduction" in inspect.signature(loss).parameters:
         return lambda output, label: loss(output, label, reduction="none")
     raise TypeError(
-        f"sample_weight_col requires a loss with a parameter reduction, as those of torch have, "
-        f"not {loss!r}"
+        f"{weight} requires a loss with a parameter reduction, as those of torch have, not {loss!r}"
     )
+
+
+def is_sum(loss: Any) -> bool:
+    """Whether a loss is the sum over rows, and not their mean."""
+    return bool(_setting(loss, "reduction") == "sum")
 
 
 def divisor_of(loss: Any, label: torch.Tensor) -> torch.Tensor | None:
     """What a mean over the weights of classes, or over labels that count, divides by; else None."""
-    if not isinstance(loss, torch.nn.CrossEntropyLoss | torch.nn.NLLLoss):
+    if not _is_one_of(loss, _DIVIDED):
         return None
-    if loss.weight is None and loss.ignore_index < 0 and label.ndim <= 1:
+    weight, ignored = _setting(loss, "weight"), _setting(loss, "ignore_index")
+    ignored = -100 if ignored is None else ignored
+    if weight is None and ignored < 0 and label.ndim <= 1:
         return None
     if label.is_floating_point() and label.ndim > 1:  # probabilities of classes
         return torch.tensor(float(len(label)), device=label.device)
     label = label.long()
-    counts = label != loss.ignore_index
-    if loss.weight is None:
+    counts = label != ignored
+    if weight is None:
         return counts.sum().float()
-    return (loss.weight.to(label.device)[label.clamp(min=0)] * counts).sum()
+    return (weight.to(label.device)[label.clamp(min=0)] * counts).sum()
+
+
+def _setting(loss: Any, name: str) -> Any:
+    """What a loss was made with: a module of torch, or functools.partial; None if nothing."""
+    if isinstance(loss, functools.partial):
+        return loss.keywords.get(name)
+    return getattr(loss, name, None)
+
+
+def _is_one_of(loss: Any, names: Collection[str]) -> bool:
+    """Whether a loss has one of some names: as a function, or as a module, by its class."""
+    if isinstance(loss, functools.partial):
+        loss = loss.func
+    # Asking a module for a name that it lacks takes longer than all the rest.
+    if isinstance(loss, torch.nn.Module):
+        return any(base.__name__ in names for base in type(loss).__mro__)
+    return getattr(loss, "__name__", "") in names
 
 
 def fitted_label(
@@ -99,10 +140,10 @@ def fitted_label(
 
     ``function`` is a metric that gets the label in the loss's place.
     """
-    # Asking a module for a name that it lacks takes longer than all the rest.
-    named = type(loss) if isinstance(loss, torch.nn.Module) else loss
-    name = getattr(named, "__name__", type(loss).__name__)
-    if name in _CLASS_LOSSES and label.ndim < output.ndim:
+    if label.ndim < output.ndim and (
+        _is_one_of(loss, _CLASS_LOSSES)
+        or (not label.is_floating_point() and label.numel() != output.numel())
+    ):
         return label.long()
     if label.shape != output.shape and label.numel() == output.numel():
         is_column = label.ndim == 1 and output.ndim == 2

@@ -5,24 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from horovod_runner.integrations.training.classes import loss_name
 from horovod_runner.integrations.training.training import Metric
 
 
-def accuracy(output: Any, label: Any) -> Any:
+def accuracy(output: Any, label: Any, threshold: float = 0.0) -> Any:
     """The share of rows whose class is right.
 
     Args:
-        output: scores of classes, of shape (rows, classes, ...); or one score for each row, whose
-            class is 1 above 0.
+        output: scores of classes, of shape (rows, classes, ...); or one score for each row.
         label: the classes.
+        threshold: one score means the class 1 above it.
     """
     if output.ndim > 1 and output.shape[1] > 1:
         chosen = output.argmax(1)
         if label.ndim == output.ndim:  # probabilities of classes
             label = label.argmax(1)
     else:
-        chosen = output > 0
+        chosen = output > threshold
     return (chosen == label.reshape(chosen.shape)).double().mean()
+
+
+def accuracy_of_probabilities(output: Any, label: Any) -> Any:
+    """The same, where one score is the probability of the class 1."""
+    return accuracy(output, label, 0.5)
 
 
 def mae(output: Any, label: Any) -> Any:
@@ -41,10 +47,11 @@ _KNOWN: Final[Mapping[str, Callable[..., Any]]] = {
     "mae": mae,
     "mse": mse,
 }
+_OF_PROBABILITIES: Final = ("BCELoss", "binary_cross_entropy")
 
 
-def metrics_of(kind: str, metrics: Sequence[Any] | Mapping[str, Any]) -> Any:
-    """The metrics of a training as its framework takes them.
+def metrics_of(kind: str, metrics: Sequence[Any] | Mapping[str, Any], loss: Any) -> Any:
+    """The metrics of a training as its framework takes them; the loss says what scores are.
 
     Raises:
         TypeError: a metric is neither a name nor a function.
@@ -61,7 +68,13 @@ def metrics_of(kind: str, metrics: Sequence[Any] | Mapping[str, Any]) -> Any:
             f"two metrics have one name, of {names}: name them by a dict, as "
             "metrics={'mae': function, 'mse': other}"
         )
-    return {name: Metric(_function(each)) for name, each in named.items()}
+    functions = {name: _function(each) for name, each in named.items()}
+    if loss_name(loss) in _OF_PROBABILITIES:
+        functions = {
+            name: accuracy_of_probabilities if function is accuracy else function
+            for name, function in functions.items()
+        }
+    return {name: Metric(function) for name, function in functions.items()}
 
 
 def _name(metric: Any) -> str:

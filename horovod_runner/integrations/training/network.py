@@ -19,6 +19,8 @@ Kind = Literal["torch", "keras", "lightning"]
 def made(model: Any, seed: int, precision: Precision = "float32") -> Any:
     """The model, made if ``model`` is a class or a function that makes it.
 
+    It is made again if that has imported a framework, in which nothing could be seeded before.
+
     Raises:
         TypeError: it is neither.
     """
@@ -29,8 +31,17 @@ def made(model: Any, seed: int, precision: Precision = "float32") -> Any:
             "model must be a torch module, a Keras model or a Lightning module, or a class or "
             f"function that makes it, not {model!r}"
         )
-    with _seeded(seed), _policy(precision):
-        return model()
+    while True:
+        before = _imported()
+        with _seeded(seed), _policy(precision):
+            network = model()
+        if _imported() == before:
+            return network
+
+
+def _imported() -> set[str]:
+    """The frameworks that are seeded here."""
+    return {"torch", "keras"} & set(sys.modules)
 
 
 @contextmanager

@@ -76,7 +76,8 @@ def split(
                 f"validation names the column {validation!r}, and the DataFrame has "
                 f"{', '.join(dataset.columns)}"
             )
-        is_valid = functions.col(quoted(validation)).cast("boolean")
+        marked = functions.col(quoted(validation)).cast("boolean")
+        is_valid = functions.coalesce(marked, functions.lit(False))  # NULL is in neither part
         return dataset.filter(~is_valid), dataset.filter(is_valid)
     if isinstance(validation, bool) or not 0 < validation < 1:
         raise ValueError(

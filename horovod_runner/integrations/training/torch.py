@@ -49,10 +49,13 @@ class TorchTraining(Training):
         from horovod_runner.integrations.training.losses import as_list, total_loss
         from horovod_runner.integrations.training.optimizer import make_optimizer
 
-        model = copy.deepcopy(self.model).cpu().eval()
-        if not isinstance(model, torch.nn.Module):
-            raise TypeError(f"model must be a torch module, not {type(model).__name__}")
-        make_optimizer(*copy.deepcopy((model, self.optimizer)), self.learning_rate)
+        if not isinstance(self.model, torch.nn.Module):
+            is_class = isinstance(self.model, type)
+            kind = f"the class {self.model.__name__}" if is_class else type(self.model).__name__
+            raise TypeError(f"model must be a torch module, not {kind}")
+        # Together: the copy of an optimizer then holds the parameters of the copied model.
+        model, optimizer = copy.deepcopy((self.model, self.optimizer))
+        make_optimizer(model.cpu().eval(), optimizer, self.learning_rate)
         tensors = [as_tensor(value) for value in first.values()]
         inputs, labels, weight = self.split_parts(tensors)
         shapes = _shapes(inputs)

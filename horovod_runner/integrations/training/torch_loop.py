@@ -18,10 +18,12 @@ from horovod_runner.data.shard import Shard
 from horovod_runner.integrations.loops.prepare import prepare
 from horovod_runner.integrations.training import batch_norm
 from horovod_runner.integrations.training.losses import (
+    added,
     as_list,
     divisor_of,
     fitted_label,
-    total_loss,
+    is_sum,
+    losses_of,
 )
 from horovod_runner.integrations.training.optimizer import make_optimizer, scale
 from horovod_runner.integrations.training.sums import Sums
@@ -43,6 +45,7 @@ class Batch:
     # The rows times the number of ranks, over the rows of all ranks in the whole step: with it the
     # average over the ranks is the mean over all rows of the step.
     share: float
+    part: float  # the rows of all ranks in the batch, over those in the whole step
     step_rows: float  # the rows of all ranks in the whole step
     ends_step: bool  # whether the optimizer steps after it
 
@@ -101,8 +104,8 @@ class _Loop:
         self._numbers: dict[str, float] = {}  # the metrics of the epoch
         self._sums = self._no_sums()  # of the epoch's metrics, over rows
         self._ranks = hvd.size()
-        self._is_sum = getattr(training.loss, "reduction", "mean") == "sum"
-        self._known_shares: dict[Feed[Any], tuple[list[int], list[float], list[float]]] = {}
+        # For each batch of a feed: its rows, share, part and step_rows.
+        self._known_shares: dict[Feed[Any], list[tuple[int, float, float, float]]] = {}
         self._step_callbacks = [
             callback.on_step_end
             for callback in training.callbacks
@@ -127,31 +130,29 @@ class _Loop:
         first = self._step * self._passes
         batches = islice(self._parts(self._batches, first), self._count - first)
         for number, batch in enumerate(batches, first):
-            share: Any = batch.share
             if training.minibatch is not None:
                 outputs, loss = training.minibatch(
                     training, self.model, self.optimizer, batch, number
                 )
+                weighted = loss * batch.share
             else:
-                outputs, loss, share = self._learn(batch)
-            self._add(outputs, batch, loss, share)
+                outputs, loss, weighted = self._learn(batch)
+            self._add(outputs, batch, weighted)
             if batch.ends_step:
                 self._end_step(loss)
         self._numbers = self._sums.means()
 
-    def _learn(self, batch: Batch) -> tuple[list[torch.Tensor], torch.Tensor, Any]:
+    def _learn(self, batch: Batch) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor]:
         """Forward, backward and, at the end of a step, the optimizer's step.
 
         Returns:
-            The outputs, the loss over this rank's rows, and the share of the loss.
+            The outputs, the loss over this rank's rows, and its share of the step's loss.
         """
         training, optimizer = self.training, self.optimizer
-        outputs, loss = self._forward(batch)
-        share = self._share_of(batch)
-        weighted = loss if isinstance(share, float) and share == 1 else loss * share
-        if self._scaler is not None:
-            weighted = self._scaler.scale(weighted)
-        weighted.backward()
+        outputs, losses = self._forward(batch)
+        weighted = self._weighted(batch, losses)
+        scaled = weighted if self._scaler is None else self._scaler.scale(weighted)
+        scaled.backward()
         if batch.ends_step:
             self._set_rates()
             if self._scaler is not None:
@@ -164,20 +165,20 @@ class _Loop:
                 self._scaler.step(optimizer)
                 self._scaler.update()
             optimizer.zero_grad()
-        return outputs, loss, share
+        return outputs, added(losses), weighted
 
-    def _forward(self, batch: Batch) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """The outputs, and the mean loss over this rank's rows."""
+    def _forward(self, batch: Batch) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """The outputs, and the losses of each, or of all, over this rank's rows."""
         training = self.training
         self._rows.count = batch.rows > 0
         with self._autocast:
             if training.step is None:
                 outputs = as_list(self._call(batch.inputs))
-                return outputs, total_loss(training, outputs, batch.labels, batch.weight)
+                return outputs, losses_of(training, outputs, batch.labels, batch.weight)
             result = training.step(self.model, *paired(batch.inputs, batch.labels))
         if isinstance(result, tuple):
-            return as_list(result[1]), result[0]
-        return [], result
+            return as_list(result[1]), [result[0]]
+        return [], [result]
 
     def _set_rates(self) -> None:
         schedule = self.training.schedule
@@ -211,8 +212,8 @@ class _Loop:
         batches = islice(self._parts(feed), self.training.validation_steps_per_epoch)
         with torch.no_grad():
             for batch in batches:
-                outputs, loss = self._forward(batch)
-                self._add(outputs, batch, loss, self._share_of(batch))
+                outputs, losses = self._forward(batch)
+                self._add(outputs, batch, self._weighted(batch, losses))
         means = self._sums.means()
         self._numbers.update({f"val_{name}": value for name, value in means.items()})
         self._sums = train_sums
@@ -271,20 +272,19 @@ class _Loop:
 
     def _parts(self, feed: Feed[Any], first: int = 0) -> Iterator[Batch]:
         """The batches of an epoch from one of them on, without rows that are padding."""
-        rows, shares, of_step = self._shares(feed)
+        known = self._shares(feed)
         # Not the feed's own iterator, which would weight backward() a second time.
         for number, parts in enumerate(Feed.__iter__(feed), first):
             # A rank without rows takes part with a row that counts nothing.
-            kept = max(1, rows[number])
+            kept = max(1, known[number][0])
             if len(parts[0]) != kept:
                 parts = [part[:kept] for part in parts]  # noqa: PLW2901
             ends_step = (number + 1) % self._passes == 0 or number + 1 == self._count
             inputs, labels, weight = self.training.split_parts(parts)
-            own = rows[number], shares[number], of_step[number]
-            yield Batch(inputs, labels, weight, *own, ends_step)
+            yield Batch(inputs, labels, weight, *known[number], ends_step)
 
-    def _shares(self, feed: Feed[Any]) -> tuple[list[int], list[float], list[float]]:
-        """For each batch of an epoch: its real rows, their share, and the rows of its step."""
+    def _shares(self, feed: Feed[Any]) -> list[tuple[int, float, float, float]]:
+        """For each batch of an epoch: what Batch says of its rows."""
         if feed not in self._known_shares:
             rows = [feed.real_rows(number) for number in range(len(feed))]
             of_all = torch.tensor(rows, dtype=torch.float64)
@@ -294,30 +294,39 @@ class _Loop:
             is_whole = self.training.global_batch and feed is self._batches
             passes = self._passes if is_whole else 1
             step = torch.arange(len(rows)) // passes
-            of_step = torch.zeros(len(rows), dtype=torch.float64).index_add_(0, step, of_all)
-            shares = torch.tensor(rows) * self._ranks / of_step[step]
-            self._known_shares[feed] = rows, shares.tolist(), of_step[step].tolist()
+            of_steps = torch.zeros(len(rows), dtype=torch.float64).index_add_(0, step, of_all)
+            of_step = of_steps[step]
+            shares = torch.tensor(rows) * self._ranks / of_step
+            each = shares.tolist(), (of_all / of_step).tolist(), of_step.tolist()
+            self._known_shares[feed] = list(zip(rows, *each, strict=True))
         return self._known_shares[feed]
 
-    def _share_of(self, batch: Batch) -> Any:
-        """The factor of a batch's loss, with which the average over the ranks is that of the step.
+    def _weighted(self, batch: Batch, losses: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The losses with their factors, added up: its average over the ranks is the step's."""
+        shares = [self._share_of(batch, output) for output in range(len(losses))]
+        return added([_times(*pair) for pair in zip(losses, shares, strict=True)])
+
+    def _share_of(self, batch: Batch, output: int) -> Any:
+        """The factor of the loss of one of the outputs.
 
         It is the share of the rows, unless the loss is a sum, or a mean over something else.
         """
-        if not self.training.global_batch or self._ranks == 1 or len(batch.labels) > 1:
+        training = self.training
+        # A step returns a mean over rows, and so is a loss with weights of rows.
+        if not training.global_batch or training.step is not None or batch.weight is not None:
             return batch.share
-        if self._is_sum:
+        loss = training.loss_of(output)
+        if is_sum(loss):
             return float(self._ranks) if batch.rows else 0.0
-        own = divisor_of(self.training.loss, batch.labels[0])
+        own = None if self._ranks == 1 else divisor_of(loss, batch.labels[output])
         if own is None:
             return batch.share
         own = own * (batch.rows > 0)
-        everywhere = hvd.allreduce(own, op=hvd.Sum, name="horovod_runner.training.divisors")
-        return own * self._ranks / everywhere * (batch.share > 0)
+        name = f"horovod_runner.training.divisors.{output}"
+        everywhere = hvd.allreduce(own, op=hvd.Sum, name=name)
+        return own * self._ranks / everywhere * batch.part
 
-    def _add(
-        self, outputs: Sequence[torch.Tensor], batch: Batch, loss: torch.Tensor, share: Any
-    ) -> None:
+    def _add(self, outputs: Sequence[torch.Tensor], batch: Batch, weighted: torch.Tensor) -> None:
         """Add a batch's metrics to the sums over rows, without waiting for a GPU."""
         if not batch.rows:
             return
@@ -332,16 +341,18 @@ class _Loop:
             label = fitted_label(own_loss, output, batch.labels[metric.label], metric.function)
             with torch.no_grad():
                 self._sums.add(name, metric.function(output, label), batch.rows)
-        # The part of the step's loss that is this rank's, times the rows of the step.
-        part, rows = loss.detach(), batch.step_rows / self._ranks
-        if isinstance(share, float):
-            self._sums.add("loss", part, rows * share)
-        else:
-            self._sums.add("loss", part * share, rows)
+        self._sums.add("loss", weighted.detach(), batch.step_rows / self._ranks)
         self._sums.rows += batch.rows
 
     def _no_sums(self) -> Sums:
         return Sums(("loss", *self.training.metrics), self._device)
+
+
+def _times(loss: torch.Tensor, share: Any) -> torch.Tensor:
+    if isinstance(share, torch.Tensor):
+        # Of labels that all are ignored the mean is NaN, and stays NaN times 0.
+        return torch.where(share > 0, loss, torch.zeros_like(loss)) * share
+    return loss if share == 1 else loss * share
 
 
 def stops(training: Training, history: Mapping[str, Sequence[float]]) -> bool:

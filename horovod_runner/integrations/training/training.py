@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self, TypeAlias
 
 from horovod_runner.data.feed.fields import flat_names
 from horovod_runner.data.feed.options import Framework
@@ -14,6 +14,8 @@ from horovod_runner.data.place import place
 if TYPE_CHECKING:
     from horovod_runner.data.shard import Shard
 
+
+_BY_PART: Final = ("dtypes", "pad_ragged")  # options of feeds, by the name of a part
 
 Precision: TypeAlias = Literal["float32", "bfloat16", "float16"]
 
@@ -57,7 +59,8 @@ class Training(ABC):
         features: the model's inputs, by name: a column, or columns side by side.
         labels: the label columns.
         weight: the column of the rows' weights; None without one.
-        options: of the feeds: images, dtypes, pad_ragged, transform.
+        options: of the feeds: images, dtypes, pad_ragged, transform; by input or label, and images
+            by column.
         global_batch: rows of a step over all ranks, in place of batch_size; a step has
             backward_passes_per_step passes over equal parts of them.
         saves: whether each epoch ends with a checkpoint.
@@ -126,6 +129,22 @@ class Training(ABC):
         return parts if self.weight is None else {**parts, "weight of the row": self.weight}
 
     @property
+    def feed_options(self) -> dict[str, Any]:
+        """The options of the feeds, with the labels by the names of their parts."""
+        changed = dict(self.options)
+        for option in _BY_PART:
+            given = changed.get(option)
+            if isinstance(given, Mapping):
+                of_labels = {f"label {name}": given[name] for name in self.labels if name in given}
+                kept = {
+                    name: value
+                    for name, value in given.items()
+                    if name in self.features or name not in self.labels
+                }
+                changed[option] = {**kept, **of_labels}
+        return changed
+
+    @property
     def read_columns(self) -> set[str]:
         """The columns that a training reads; a dotted name is a field of a struct."""
         return set(flat_names(self.columns.values()))
@@ -174,7 +193,7 @@ class Training(ABC):
             "columns": self.columns,
             "shuffle": is_training and self.shuffle,
             "seed": self.random_seed,
-            **self.options,
+            **self.feed_options,
         }
 
     @abstractmethod
@@ -197,6 +216,21 @@ class Training(ABC):
     @abstractmethod
     def trained_model(self, trained: Trained) -> Any:
         """A new model, on the driver, with the trained weights."""
+
+
+def options_of_inputs(
+    options: Mapping[str, Any], features: Mapping[str, str | list[str]], labels: Sequence[str]
+) -> dict[str, Any]:
+    """The options of feeds without those of labels, which are not there when rows are scored."""
+    of_labels = {*labels, *(f"label {name}" for name in labels)}
+    changed = dict(options)
+    for option in (*_BY_PART, "images"):
+        given = changed.get(option)
+        if isinstance(given, Mapping):
+            inputs = flat_names(features.values()) if option == "images" else features
+            gone = of_labels.difference(inputs)
+            changed[option] = {name: value for name, value in given.items() if name not in gone}
+    return changed
 
 
 def paired(inputs: dict[str, Any], labels: list[Any]) -> tuple[Any, Any]:

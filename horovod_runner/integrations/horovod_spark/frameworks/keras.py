@@ -104,7 +104,9 @@ class KerasEstimator(_NamesKerasFile, HorovodEstimator):
             loss_weights=self.getLossWeights(),
             metrics=self.getMetrics() or None,
         )
-        history = dict(trained.history)
+        # It may begin with the last epoch of an earlier training with this id.
+        own = int(self.getEpochs())
+        history = {name: list(values)[-own:] for name, values in trained.history.items()}
         kwargs = self._get_model_kwargs(network, history, run_id, metadata, keras.config.floatx())
         return self.get_model_class()(**kwargs)
 

@@ -95,7 +95,11 @@ class TorchEstimator(HorovodEstimator):
     ) -> Any:
         from horovod_runner.integrations.training.optimizer import make_optimizer
 
-        optimizer = make_optimizer(network, copy.deepcopy(self.getOrDefault("optimizer")), None)
+        # The copy of an optimizer of the model's parameters holds those of the trained network.
+        parameters = zip(self.getModel().parameters(), network.parameters(), strict=True)
+        memo: dict[int, Any] = {id(theirs): ours for theirs, ours in parameters}
+        copied = copy.deepcopy(self.getOrDefault("optimizer"), memo)
+        optimizer = make_optimizer(network, copied, None)
         optimizer.load_state_dict(trained.optimizer)
         history = as_history(trained.history, epochs_before)
         kwargs = self._get_model_kwargs(network, history, optimizer, run_id, metadata)
