@@ -309,6 +309,21 @@ def test_a_keras_network_does_not_depend_on_the_number_of_ranks(backend: str) ->
     assert set(together.predict(table())["prediction"]) <= {0, 1, 2}
 
 
+@pytest.mark.parametrize("passes", [1, 2])
+def test_a_sum_over_rows_in_keras_does_not_depend_on_the_number_of_ranks(passes: int) -> None:
+    import keras
+
+    options = {
+        **on_keras(keras.backend.backend()),
+        "loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum"),
+        "optimizer": keras.optimizers.SGD(0.001),
+        "accumulate": passes,
+        "validation": None,
+    }
+    alone, together = (trained(keras_network, ranks=n, **options) for n in (1, 2))
+    assert_same_weights(together, alone)
+
+
 def assert_same_weights(result: Any, expected: Any) -> None:
     for one, other in zip(result.model.get_weights(), expected.model.get_weights(), strict=True):
         np.testing.assert_allclose(one, other, atol=2e-5)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import keras
@@ -42,15 +43,19 @@ def train(training: KerasTraining, train: Shard, valid: Shard | None) -> Trained
         loss_weights=training.loss_weights,
         metrics=training.metrics or None,  # an own train_step need not update them
     )
-    names = input_names(network)
     reports = hvd.callbacks.ReportCallback(save_every=int(training.saves))
     loaded = reports.load(network)  # now: Keras may take batches before it calls the callback
     before = {} if loaded is None else dict(loaded.metrics)
     done = int(before.pop("epoch", 0))
-    batches, steps = _batches(training, train, names, is_training=True, done=done)
+    arrange = partial(_arranged, training, input_names(network))
+    scales = _scales(training, network, training.backward_passes_per_step)
+    batches, steps = _batches(
+        training, train, partial(arrange, scales), is_training=True, done=done
+    )
     checks, val_steps = (None, None)
     if valid is not None:
-        checks, val_steps = _batches(training, valid, names, is_training=False)
+        scales = _scales(training, network, 1)
+        checks, val_steps = _batches(training, valid, partial(arrange, scales), is_training=False)
     history = network.fit(
         batches,
         epochs=training.epochs,
@@ -120,7 +125,7 @@ def _synchronize_batch_norm(network: Any) -> None:
 def _batches(
     training: KerasTraining,
     shard: Shard,
-    names: Sequence[str],
+    arrange: Callable[[Sequence[Any]], tuple[Any, ...]],
     *,
     is_training: bool,
     done: int = 0,
@@ -135,30 +140,47 @@ def _batches(
         if (source := feed_behind(dataset)) is not None:
             source.skip(done * count)
         steps = min(wanted or count, count)
-        mapped = dataset.map(lambda *parts: _arranged(training, names, parts))
+        mapped = dataset.map(lambda *parts: arrange(parts))
         return (mapped.take(steps) if is_training and steps < count else mapped), steps
     if training.backend == "torch" and not is_training:
         # A feed and not a generator: the validation leaves its padding out.
-        def arrange(batch: Any) -> Any:
-            changed = batch if transform is None else transform(batch)
-            return _arranged(training, names, [*changed.values()])
+        def changed(batch: Any) -> Any:
+            return arrange([*(batch if transform is None else transform(batch)).values()])
 
-        checks = shard.batches(**options, transform=arrange, sample_weights=True)
+        checks = shard.batches(**options, transform=changed, sample_weights=True)
         return checks, min(wanted or len(checks), len(checks))
     feed = shard.batches(**options, transform=transform, sample_weights=True)
     steps = min(wanted or len(feed), len(feed))
     feed.skip(done * steps)  # the next epoch goes on with what is left of one
-    return _forever(training, names, feed), steps
+    return _forever(feed, arrange), steps
 
 
-def _forever(training: KerasTraining, names: Sequence[str], feed: Any) -> Iterator[Any]:
+def _forever(feed: Any, arrange: Callable[[Sequence[Any]], tuple[Any, ...]]) -> Iterator[Any]:
     while True:
         for batch in feed:
-            yield _arranged(training, names, [*readable(batch).values()])
+            yield arrange([*readable(batch).values()])
+
+
+def _scales(training: KerasTraining, network: Any, passes: int) -> list[int]:
+    """What the weights of rows are multiplied by, for each label.
+
+    A step has the average over the ranks, and over its ``passes``. With a loss that is a sum over
+    rows, that average is to be the sum over all of them.
+    """
+    loss = training.loss
+    if isinstance(loss, Mapping):
+        losses = [loss.get(name) for name in network.output_names]
+    else:
+        losses = list(loss) if isinstance(loss, list | tuple) else [loss] * len(training.labels)
+    is_mean = training.global_batch is None  # each rank has a batch of its own
+    return [
+        hvd.size() * passes if getattr(each, "reduction", "") == "sum" and not is_mean else 1
+        for each in losses
+    ]
 
 
 def _arranged(
-    training: KerasTraining, names: Sequence[str], parts: Sequence[Any]
+    training: KerasTraining, names: Sequence[str], scales: Sequence[int], parts: Sequence[Any]
 ) -> tuple[Any, ...]:
     """The parts of a batch as Keras takes them: inputs, labels and weights."""
     *parts, is_real = parts
@@ -167,6 +189,7 @@ def _arranged(
     x = arranged(inputs, names)
     if isinstance(x, list):  # which tf.data takes for one tensor
         x = tuple(x)
+    weights = tuple(weight * scale for scale in scales)
     if len(labels) == 1:
-        return x, labels[0], weight
-    return x, tuple(labels), tuple(weight for _ in labels)
+        return x, labels[0], weights[0]
+    return x, tuple(labels), weights
