@@ -572,7 +572,12 @@ def test_a_callback_that_saves_models_or_their_weights_chooses_the_model(
         f"replaced{ending}", monitor="loss", save_best_only=True, save_weights_only=only_weights
     )
     training = StoreKerasTraining(
-        model=model, features={"x": "x"}, labels=["y"], optimizer="sgd", checkpoint_callback=saver
+        model=model,
+        features={"x": "x"},
+        labels=["y"],
+        loss="mse",
+        optimizer="sgd",
+        checkpoint_callback=saver,
     ).for_ranks()
     with as_rank(0, 1):
         trained = training.train(None, None)  # type: ignore[arg-type]
