@@ -54,7 +54,7 @@ class KerasCopier:
 
 
 def _made_of(model: Any) -> list[Any]:
-    """What a clone is made of, beside variables: the model, its last compile(), what it trains."""
+    """What a clone depends on: the model, its last compile(), and which layers are trained."""
     trained = (layer.trainable for layer in model._flatten_layers())
     return [model, getattr(model, "_compile_config", None), *trained]
 

@@ -49,7 +49,7 @@ def plot(
     """Return a figure with a panel per metric: its value by step, one line per attempt.
 
     ``resumed`` has the step that an attempt resumed from; None if it started from step 0.
-    ``why_none`` says why there is no series.
+    ``why_none`` is the reason that an error gives where ``series`` is empty.
     """
     try:
         from matplotlib.figure import Figure

@@ -399,7 +399,7 @@ def test_a_train_step_of_keras_uses_the_weights_of_rows(
     }
     alone, together = (trained(lambda: network(Takes), ranks=n, **options) for n in (1, 2))
     assert_same_weights(together, alone)
-    assert {*together.metrics} == {"mean", "time"}  # an array is no metric of a fit
+    assert {*together.metrics} == {"mean", "time"}  # and not "of_classes", an array
 
     def launched(*args: Any, **options: Any) -> Any:
         raise AssertionError("it was launched")

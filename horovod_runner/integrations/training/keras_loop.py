@@ -162,21 +162,20 @@ def _forever(feed: Any, arrange: Callable[[Sequence[Any]], tuple[Any, ...]]) -> 
 
 
 def _scales(training: KerasTraining, network: Any, passes: int) -> list[int]:
-    """What the weights of rows are multiplied by, for each label.
+    """For each label, the factor of the weights of its rows.
 
-    A step has the average over the ranks, and over its ``passes``. With a loss that is a sum over
-    rows, that average is to be the sum over all of them.
+    A step averages over the ranks and over its ``passes``. A loss that adds up rows is multiplied
+    by both numbers, so that the average is the sum over all rows of the step.
     """
     loss = training.loss
     if isinstance(loss, Mapping):
         losses = [loss.get(name) for name in network.output_names]
     else:
         losses = list(loss) if isinstance(loss, list | tuple) else [loss] * len(training.labels)
-    is_mean = training.global_batch is None  # each rank has a batch of its own
-    return [
-        hvd.size() * passes if getattr(each, "reduction", "") == "sum" and not is_mean else 1
-        for each in losses
-    ]
+    if training.global_batch is None:  # each rank has a batch of its own
+        return [1] * len(losses)
+    sums = [getattr(each, "reduction", "") == "sum" for each in losses]
+    return [hvd.size() * passes if is_sum else 1 for is_sum in sums]
 
 
 def _arranged(
@@ -189,7 +188,7 @@ def _arranged(
     x = arranged(inputs, names)
     if isinstance(x, list):  # which tf.data takes for one tensor
         x = tuple(x)
-    weights = tuple(weight * scale for scale in scales)
+    weights = tuple(weight if scale == 1 else weight * scale for scale in scales)
     if len(labels) == 1:
         return x, labels[0], weights[0]
     return x, tuple(labels), weights

@@ -92,7 +92,8 @@ def _log_means_over_ranks(module: Any, counted: _CountedRows) -> None:
     """Let ``self.log`` average the metrics of an epoch over the rows of all ranks.
 
     Also without sync_dist, which ``self.log_dict`` always sets. A rank without rows in a batch
-    computes with a row that does not count. What is logged between batches is of the epoch.
+    computes with a row that does not count. A metric that is logged between two batches, as in
+    ``on_train_epoch_end``, is one of the epoch.
     """
     plain = module.log
 

@@ -77,7 +77,7 @@ def split(
                 f"{', '.join(dataset.columns)}"
             )
         marked = functions.col(quoted(validation)).cast("boolean")
-        is_valid = functions.coalesce(marked, functions.lit(False))  # NULL is in neither part
+        is_valid = functions.coalesce(marked, functions.lit(False))  # or NULL would be in no part
         return dataset.filter(~is_valid), dataset.filter(is_valid)
     if isinstance(validation, bool) or not 0 < validation < 1:
         raise ValueError(

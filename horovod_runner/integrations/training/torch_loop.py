@@ -104,6 +104,8 @@ class _Loop:
         self._numbers: dict[str, float] = {}  # the metrics of the epoch
         self._sums = self._no_sums()  # of the epoch's metrics, over rows
         self._ranks = hvd.size()
+        # For each label. Not asked at each step: a module takes long to say that it lacks a name.
+        self._are_sums = [is_sum(training.loss_of(n)) for n in range(len(training.labels))]
         # For each batch of a feed: its rows, share, part and step_rows.
         self._known_shares: dict[Feed[Any], list[tuple[int, float, float, float]]] = {}
         self._step_callbacks = [
@@ -302,9 +304,10 @@ class _Loop:
         return self._known_shares[feed]
 
     def _weighted(self, batch: Batch, losses: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The losses with their factors, added up: its average over the ranks is the step's."""
-        shares = [self._share_of(batch, output) for output in range(len(losses))]
-        return added([_times(*pair) for pair in zip(losses, shares, strict=True)])
+        """The sum of the losses times their factors; its average over the ranks is the step's."""
+        return added(
+            [_times(loss, self._share_of(batch, number)) for number, loss in enumerate(losses)]
+        )
 
     def _share_of(self, batch: Batch, output: int) -> Any:
         """The factor of the loss of one of the outputs.
@@ -315,10 +318,10 @@ class _Loop:
         # A step returns a mean over rows, and so is a loss with weights of rows.
         if not training.global_batch or training.step is not None or batch.weight is not None:
             return batch.share
-        loss = training.loss_of(output)
-        if is_sum(loss):
+        if self._are_sums[output]:
             return float(self._ranks) if batch.rows else 0.0
-        own = None if self._ranks == 1 else divisor_of(loss, batch.labels[output])
+        alone = self._ranks == 1
+        own = None if alone else divisor_of(training.loss_of(output), batch.labels[output])
         if own is None:
             return batch.share
         own = own * (batch.rows > 0)
