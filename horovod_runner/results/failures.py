@@ -201,16 +201,25 @@ def _advice_on_file(path: object, outcome: Outcome) -> str:
     """Return what to do about a file that exists here, on the driver's machine; otherwise empty."""
     if not isinstance(path, str) or not os.path.exists(path):
         return ""
-    if outcome.hostname == socket.gethostname():  # where ranks have the driver's working directory
+    later = (
+        "another rank may have written it after this one looked for it. Call hvd.barrier() on "
+        "every rank after the one that writes."
+    )
+    is_here = outcome.hostname == socket.gethostname()
+    if is_here and os.path.isabs(path):
+        return f"\n\n{path} exists now: {later}"
+    missing = (
+        f"\n\n{path} exists on the driver's machine, but not for the rank on {outcome.hostname}: "
+    )
+    if is_here:  # and relative: other launchers' ranks work in the driver's folder
         return (
-            f"\n\n{path} exists now: another rank may have written it after this one looked for "
-            "it. Call hvd.barrier() on every rank after the one that writes."
+            f"{missing}{later} Or the rank works in another folder than the driver, as Spark's "
+            "executors do: name the full path."
         )
     return (
-        f"\n\n{path} exists on the driver's machine, but not for the rank on {outcome.hostname}: a "
-        "rank reads its own host's files, and a relative path begins at the folder in which its "
-        "executor works. Name the full path of a file that all hosts share, or pass the data to "
-        "the run: run(main, train=df)."
+        f"{missing}a rank reads its own host's files, and a relative path begins at the folder in "
+        "which its executor works. Name the full path of a file that all hosts share, or pass the "
+        "data to the run: run(main, train=df)."
     )
 
 

@@ -153,7 +153,9 @@ def test_a_file_that_another_rank_of_the_host_wrote_later_is_named_with_what_to_
     path.touch()
     missing = FileNotFoundError(2, "No such file", path.name if is_relative else str(path))
     failed = replace(outcome(1, raised(missing)), hostname=socket.gethostname())
-    assert "Call hvd.barrier() on every rank" in str(run_error([failed], reported=[1]).__cause__)
+    text = str(run_error([failed], reported=[1]).__cause__)
+    assert "Call hvd.barrier() on every rank" in text
+    assert ("name the full path" in text) == is_relative
 
 
 def test_a_file_that_only_the_driver_has_is_named(tmp_path: Path) -> None:
