@@ -92,6 +92,7 @@ class Training:
 
     def start(self, resume: bool = False) -> None:
         """Start the driver, also after it was killed."""
+        self.resumed = resume
         settings = [self.folder, self.checkpoints, self.ballast_bytes, self._master, int(resume)]
         command = [sys.executable, str(_TRAINING), *map(str, settings)]
         with (self.folder / "output").open("ab") as file:
@@ -244,8 +245,10 @@ def workers_left() -> list[int]:
     return found
 
 
-def _files_left(checkpoints: Path) -> list[str]:
-    names = set(os.listdir(checkpoints))
+def _files_left(training: Training) -> list[str]:
+    names = set(os.listdir(training.checkpoints)) - {".resumed-by"}  # whose the folder is
+    if training.resumed:  # a killed driver's probe stays for a day: its ranks may still run
+        names -= set([name for name in names if name.startswith(".seen-")][:1])
     markers = [name for name in names if _NAME.fullmatch(name) and name.endswith(".json")]
     for marker in sorted(markers)[-KEEP:]:
         names -= {marker, marker.replace(".json", ".pt")}
@@ -257,7 +260,7 @@ def _files_left(checkpoints: Path) -> list[str]:
 def _problems(training: Training, struck: Strike, result: dict[str, Any]) -> list[str]:
     starts, told = [begun.start for begun in training.begun], result["resumed_from"][-1]
     resumed, last = starts[-1], training.complete
-    workers, files = workers_left(), _files_left(training.checkpoints)
+    workers, files = workers_left(), _files_left(training)
     checks = {
         f"the ranks began at the steps {starts}": starts != [0] * SIZE + [resumed] * SIZE,
         "it began anew": resumed == 0,

@@ -83,6 +83,7 @@ def train(folder: str, ballast_bytes: int) -> str:
 def drive(folder: str, checkpoints: str, ballast_bytes: int, master: str, resume: bool) -> None:
     """Run the training to its end."""
     options: dict[str, Any] = {"np": -SIZE}
+    spark = None
     if master:
         from pyspark.sql import SparkSession
 
@@ -104,8 +105,8 @@ def drive(folder: str, checkpoints: str, ballast_bytes: int, master: str, resume
     assert runner.last_run is not None
     told = [attempt.resumed_from for attempt in runner.last_run.attempts]
     Path(folder, "result").write_text(json.dumps({"weights": weights, "resumed_from": told}))
-    if master:
-        options["spark"].stop()
+    if spark is not None:
+        spark.stop()
 
 
 if __name__ == "__main__":
