@@ -1,9 +1,9 @@
 """Kill trainings at random moments, and check that they resume correctly.
 
 Each training is struck in one of six ways: a rank is killed, all ranks, an executor of a standalone
-Spark cluster, the driver (which is then started again with ``resume=True``), rank 0 while it writes
-a checkpoint, or the disk is full at a checkpoint and a rank is killed after that. Two ranks train a
-small model with Horovod. Their weights after the last step depend only on the number of steps.
+Spark cluster, the driver (which is then started again), rank 0 while it writes a checkpoint, or the
+disk is full at a checkpoint and a rank is killed after that. Two ranks train a small model with
+Horovod. Their weights after the last step depend only on the number of steps.
 
 Checked for each training: it resumed from a checkpoint; it lost no more than the steps since the
 latest complete checkpoint in the folder at that moment; its weights are bitwise equal to those of
@@ -90,10 +90,10 @@ class Training:
             os.killpg(self.driver.pid, signal.SIGKILL)
         self.driver.wait()
 
-    def start(self, resume: bool = False) -> None:
+    def start(self, again: bool = False) -> None:
         """Start the driver, also after it was killed."""
-        self.resumed = resume
-        settings = [self.folder, self.checkpoints, self.ballast_bytes, self._master, int(resume)]
+        self.has_lost_driver = again
+        settings = [self.folder, self.checkpoints, self.ballast_bytes, self._master]
         command = [sys.executable, str(_TRAINING), *map(str, settings)]
         with (self.folder / "output").open("ab") as file:
             self.driver = subprocess.Popen(
@@ -183,7 +183,7 @@ def _strike_executor(training: Training, random: Random) -> Strike:
 def _strike_driver(training: Training, _: Random) -> Strike:
     struck = training.strike("driver", training.driver.pid)
     training.driver.wait()
-    training.start(resume=True)
+    training.start(again=True)
     return struck
 
 
@@ -247,7 +247,7 @@ def workers_left() -> list[int]:
 
 def _files_left(training: Training) -> list[str]:
     names = set(os.listdir(training.checkpoints)) - {".resumed-by"}  # whose the folder is
-    if training.resumed:  # a killed driver's probe stays for a day: its ranks may still run
+    if training.has_lost_driver:  # a killed driver's probe stays for a day: its ranks may still run
         names -= set([name for name in names if name.startswith(".seen-")][:1])
     markers = [name for name in names if _NAME.fullmatch(name) and name.endswith(".json")]
     for marker in sorted(markers)[-KEEP:]:

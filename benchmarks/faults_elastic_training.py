@@ -80,7 +80,7 @@ def train(data: Shard, folder: str, resumed: bool = False) -> list[float]:
             step += 1
             # Before the gradients are reduced: then all ranks have noted each finished step.
             real = numbers[: feed.real].tolist()
-            note = json.dumps([attempt, hvd.rank(), step, feed.state_dict()["epoch"], real])
+            note = json.dumps([attempt, hvd.rank(), step, (step - 1) // len(feed), real])
             os.write(rows, f"{note}\n".encode())
             optimizer.zero_grad()
             x = inputs.double()

@@ -1,10 +1,10 @@
 """The training that faults.py interrupts, and its driver process.
 
-    python benchmarks/faults_training.py FOLDER CHECKPOINT_DIR BALLAST_BYTES MASTER RESUME
+    python benchmarks/faults_training.py FOLDER CHECKPOINT_DIR BALLAST_BYTES MASTER
 
 It writes into FOLDER: ``begun``, a line for each rank that begins; ``steps``, each rank's latest
-step; ``result``, its result or error. MASTER is Spark's master, empty for ranks on this machine;
-RESUME is 0 or 1. A rank's weights depend only on the number of steps.
+step; ``result``, its result or error. MASTER is Spark's master, empty for ranks on this machine. A
+rank's weights depend only on the number of steps.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def train(folder: str, ballast_bytes: int) -> str:
     return digest.hexdigest()
 
 
-def drive(folder: str, checkpoints: str, ballast_bytes: int, master: str, resume: bool) -> None:
+def drive(folder: str, checkpoints: str, ballast_bytes: int, master: str) -> None:
     """Run the training to its end."""
     options: dict[str, Any] = {"np": -SIZE}
     spark = None
@@ -98,7 +98,7 @@ def drive(folder: str, checkpoints: str, ballast_bytes: int, master: str, resume
         **options,
         checkpoint_dir=checkpoints,
         checkpoint_config=horovod_runner.CheckpointConfig(num_to_keep=KEEP),
-        resume=resume,
+        resume=True,
         max_restarts=2,
     )
     weights = runner.run(train, folder=folder, ballast_bytes=ballast_bytes)
@@ -110,4 +110,4 @@ def drive(folder: str, checkpoints: str, ballast_bytes: int, master: str, resume
 
 
 if __name__ == "__main__":
-    drive(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4], sys.argv[5] == "1")
+    drive(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4])
