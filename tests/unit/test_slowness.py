@@ -360,19 +360,39 @@ def test_the_size_of_a_batch_is_that_of_its_first_part(batch: object, count: int
     assert cells(batch) == count
 
 
+def report_until_sent(sent: list[Profile], count: int) -> None:
+    deadline = time.monotonic() + 30
+    while len(sent) < count and time.monotonic() < deadline:
+        clock.reports += 1
+        time.sleep(0.05)  # the profiler's thread has a clock of its own
+
+
 def test_a_profiler_sends_only_what_was_measured_since() -> None:
     sent: list[Profile] = []
     lines: list[Lines] = []
     profiler = Profiler(3, 4, sent.append, lines.append)
-    deadline = time.monotonic() + 30
-    while len(sent) < 2 and time.monotonic() < deadline:
-        clock.reports += 1
-        time.sleep(0.05)  # the profiler's thread has a clock of its own
+    report_until_sent(sent, 2)
     profiler.finish()
     assert all(profile.rank == 3 and profile.seconds > 0 for profile in sent)
     assert sent[1].steps["reports"] > 0
     of_main = next(each for each in lines if each.thread == "main")
     assert of_main.total == sum(of_main.counts)
+
+
+def test_a_number_of_threads_that_main_sets_late_is_seen() -> None:
+    import torch
+
+    sent: list[Profile] = []
+    profiler = Profiler(3, 4, sent.append, lambda _: None)
+    before = torch.get_num_threads()
+    try:
+        report_until_sent(sent, 1)  # so the profiler has asked torch before
+        torch.set_num_threads(before + 3)
+        report_until_sent(sent, len(sent) + 2)
+        assert (sent[0].threads, sent[-1].threads) == (before, before + 3)
+    finally:
+        torch.set_num_threads(before)
+        profiler.finish()
 
 
 def test_a_second_without_a_batch_has_no_steps_though_it_reports() -> None:

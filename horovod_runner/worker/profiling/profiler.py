@@ -14,6 +14,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from horovod_runner.common.clocks import process_clock, scheduled
+from horovod_runner.common.threads import start_thread
 from horovod_runner.wire.measurements import UNKNOWN, Lines, Profile, Thread, Waits
 from horovod_runner.worker.profiling.clock import clock
 from horovod_runner.worker.profiling.collectives import TORCH_SET, Collective, CollectiveLog, chosen
@@ -241,8 +242,17 @@ def _blocked(summary: Profile, share: float) -> float:
 
 
 def _torch_threads() -> int:
+    """How many threads torch computes with.
+
+    A thread that has asked once gets the same answer for ever, also if ``main`` sets another number
+    later (at::get_num_threads, lazy_init_num_threads). So a new thread asks each time.
+    """
     count = getattr(sys.modules.get("torch"), "get_num_threads", None)
-    return 0 if count is None else int(count())
+    if count is None:
+        return 0
+    found: list[int] = []
+    start_thread("torch-threads", lambda: found.append(int(count()))).join()
+    return found[0]
 
 
 def arrivals(collectives: Iterable[Collective], now: float) -> list[tuple[int, int, int]]:
