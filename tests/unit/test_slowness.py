@@ -234,6 +234,17 @@ def test_a_long_warm_up_is_named_and_does_not_count_as_the_training() -> None:
     assert "10.8 s less in all, at most" in str(found)
 
 
+def test_first_steps_in_which_one_rank_waits_for_data_are_not_taken_for_a_compilation() -> None:
+    slowly = [
+        windows(rank, count=12, steps={"optimizer": 1}, data=0.8 * rank)
+        + windows(rank, count=30)[12:]
+        for rank in (0, 1)
+    ]
+    (finding,) = diagnose(run_of(*slowly)).findings
+    assert finding.cause == "warm-up"
+    assert "9.6 s of it went into waiting for data" in finding.text
+
+
 @pytest.mark.parametrize(("data", "first"), [(0.2, "warm-up"), (0.4, "data")])
 def test_what_costs_the_larger_part_of_the_run_comes_first(data: float, first: str) -> None:
     """The first steps cost 15 of 44 s; waiting for data its part of each third of a second."""

@@ -212,16 +212,18 @@ class RunProfile:
 
     @property
     def warm_up(self) -> RankTotals:
-        """What rank 0, or the first rank that is known, has measured before its usual pace.
+        """What a rank has measured before its usual pace: the one that waited longest for data.
 
         The first summary counts among it in any case: its time is that of the first steps.
         """
-        total = RankTotals()
         with self._lock:
             warm = self._warm_up_rows()
-            for row in next(iter(self._rows.values()), [])[:warm]:
-                total.add(row)
-        return total
+            found = []
+            for rows in self._rows.values():
+                found.append(RankTotals())
+                for row in rows[:warm]:
+                    found[-1].add(row)
+        return max(found, key=lambda total: total.spent.get("data", 0.0), default=RankTotals())
 
     def _warm_up_rows(self) -> int:
         """How many summaries at the begin of each rank are of its warm-up; not all of them."""
