@@ -211,7 +211,7 @@ def _advice_on_file(path: object, outcome: Outcome) -> str:
     missing = (
         f"\n\n{path} exists on the driver's machine, but not for the rank on {outcome.hostname}: "
     )
-    if is_here:  # and relative: other launchers' ranks work in the driver's folder
+    if is_here:
         return (
             f"{missing}{later} Or the rank works in another folder than the driver, as Spark's "
             "executors do: name the full path."

@@ -220,6 +220,7 @@ def test_a_run_whose_values_the_file_cannot_hold_has_a_record(path: Path) -> Non
 
 
 def test_all_attributes_of_a_run_are_in_its_file() -> None:
-    apart = {"profile", "recorded"}  # an event of its own; when the file was written
+    # The profile has an event for itself, and "recorded" is when the file was written.
+    apart = {"profile", "recorded"}
     attributes = {each.name for each in fields(Run) if not each.name.startswith("_")}
     assert attributes - apart == set(RunState.__struct_fields__) - {"checkpoints"}

@@ -212,18 +212,21 @@ class RunProfile:
 
     @property
     def warm_up(self) -> RankTotals:
-        """What a rank has measured before its usual pace: the one that waited longest for data.
+        """What one rank measured before it reached its usual pace.
+
+        Of all ranks, it is the one that waited longest for data in that time.
 
         The first summary counts among it in any case: its time is that of the first steps.
         """
+        total = RankTotals()
         with self._lock:
             warm = self._warm_up_rows()
-            found = []
-            for rows in self._rows.values():
-                found.append(RankTotals())
-                for row in rows[:warm]:
-                    found[-1].add(row)
-        return max(found, key=lambda total: total.spent.get("data", 0.0), default=RankTotals())
+            begins = [rows[:warm] for rows in self._rows.values()]
+            waited = [sum(row.spent.get("data", 0.0) for row in rows) for rows in begins]
+            if begins:
+                for row in begins[waited.index(max(waited))]:
+                    total.add(row)
+        return total
 
     def _warm_up_rows(self) -> int:
         """How many summaries at the begin of each rank are of its warm-up; not all of them."""
