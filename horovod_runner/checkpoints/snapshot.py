@@ -185,6 +185,8 @@ def map_state(
         if numpy is not None and isinstance(value, (numpy.generic, numpy.ndarray)):
             if value.dtype.hasobject:
                 raise _not_storable(value, where, f" of dtype {value.dtype}")
+            if isinstance(value, numpy.ma.MaskedArray):
+                raise _not_storable(value, where)
             if isinstance(value, numpy.ndarray):
                 value = numpy.asarray(value)  # no reader knows other classes, such as memmap
             return map_array(value, where)
@@ -252,6 +254,8 @@ def _not_storable(value: Any, where: str, details: str = "") -> TypeError:
     advice = ": give its state_dict()" if hasattr(value, "state_dict") else ""
     if hasattr(value, "full_tensor"):
         advice = ": use save_checkpoint(..., sharded=True), or gather it (full_tensor)"
+    elif hasattr(value, "filled"):  # a masked array
+        advice = ": give its data and its mask"
     return TypeError(
         f"state{where} has the type {kind}{details}, which a checkpoint cannot hold{advice}. It "
         "can hold tensors, NumPy arrays, numbers, strings, bytes and None, in dicts, lists and "

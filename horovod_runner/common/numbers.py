@@ -9,6 +9,8 @@ from typing import Any, Final
 # The columns of the table of reports that are not metrics.
 COLUMNS: Final = ("rank", "attempt", "step", "epoch", "time")
 _COLUMNS: Final = frozenset(COLUMNS)
+#: Names that ``report`` does not take as those of metrics: callbacks of frameworks leave them out.
+RESERVED: Final = (*COLUMNS, "total_steps")
 _PLAIN = (float, int)
 _LEAST, _MOST = -(2**63), 2**63 - 1
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from horovod_runner.common.numbers import COLUMNS
+from horovod_runner.common.numbers import RESERVED
 from horovod_runner.errors import CheckpointError, DataError
 from horovod_runner.worker import context
 from horovod_runner.worker.api import check_weights, load_checkpoint, report, save_checkpoint
@@ -30,7 +30,6 @@ _STATE = "trainer_state.json"
 # Folders in a checkpoint of which each host has a part only: of FSDP and DeepSpeed.
 _SHARDED = ("pytorch_model_fsdp_*", "global_step*")
 _LOSSES = ("Loss", "cross_entropy", "mse_loss", "l1_loss", "nll_loss", "binary_cross_entropy")
-_RESERVED = (*COLUMNS, "total_steps")  # that report() does not take as names of metrics
 
 
 class ReportCallback:
@@ -87,7 +86,7 @@ class ReportCallback:
         numbers = {
             name: value
             for name, value in (logs or {}).items()
-            if isinstance(value, int | float) and name not in _RESERVED
+            if isinstance(value, int | float) and name not in RESERVED
         }
         self._numbers.update(numbers)
         report(

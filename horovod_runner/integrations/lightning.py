@@ -23,7 +23,7 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 
-from horovod_runner.common.numbers import check_interval
+from horovod_runner.common.numbers import RESERVED, check_interval
 from horovod_runner.worker.api import check_weights, load_checkpoint, report, save_checkpoint
 from horovod_runner.worker.checks.gradients import average_in_clips
 from horovod_runner.worker.checks.optimizers import average_gradients
@@ -329,5 +329,4 @@ def _report(trainer: Any, total_steps: int | None = None) -> None:
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    reserved = ("step", "epoch", "total_steps")  # parameters of report()
-    return {name: float(value) for name, value in metrics.items() if name not in reserved}
+    return {name: float(value) for name, value in metrics.items() if name not in RESERVED}

@@ -69,6 +69,7 @@ def fit(
                 rows = self.all_gather(self(x), sync_grads=True).reshape(-1)
                 loss = torch.pdist(rows[:, None]).square().mean() + rows.mean().square()
             self.log("loss", loss, sync_dist=True, on_step=False, on_epoch=True)
+            self.log("time", 0.5)  # not reported: reports have a column of this name
             if not manual:
                 return loss
             optimizer = self.optimizers()

@@ -364,7 +364,7 @@ def test_the_error_for_a_value_that_cannot_be_stored_names_its_place(
         Copier().copy(state)
 
 
-def test_the_error_for_a_module_or_an_object_array_says_what_to_do() -> None:
+def test_the_error_for_a_module_or_an_array_says_what_to_do() -> None:
     import numpy as np
     import torch
 
@@ -372,6 +372,8 @@ def test_the_error_for_a_module_or_an_object_array_says_what_to_do() -> None:
         Copier().copy({"model": torch.nn.Linear(1, 1)})
     with pytest.raises(TypeError, match=r"state\['a'\] .*dtype object"):
         Copier().copy({"a": np.array([{}])})
+    with pytest.raises(TypeError, match=r"state\['a'\] .*MaskedArray.* its data and its mask"):
+        Copier().copy({"a": np.ma.masked_equal([1, 2], 2)})
 
 
 def test_reading_a_malicious_file_runs_no_code(tmp_path: Path) -> None:

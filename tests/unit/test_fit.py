@@ -84,6 +84,7 @@ def outputs_first(model: Any, x: Any, y: Any) -> Any:
         ({"y": [3]}, TypeError, "y must name"),
         ({"x": "w"}, ValueError, "model does not fit .* Change x"),
         ({"y": ["y", "w"]}, ValueError, "1 outputs for 2 labels: y must"),
+        ({"y": ["y", "y"]}, ValueError, "y has the column 'y' 2 times: give each output"),
         ({"optimizer": "adam"}, TypeError, "optimizer must be"),
         ({"loss": None, "step": lambda *_: 1 / 0}, ValueError, r"step fails .*ZeroD.*x \(\d+, 8\)"),
         ({"loss": None, "step": lambda *_: 0.5}, TypeError, "step must return .*not float"),

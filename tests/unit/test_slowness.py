@@ -111,6 +111,16 @@ FOUND: dict[tuple[str, str], RunProfile] = {
     ("slow rank 1 data", "rank 1 is last in 100% of the collectives"): run_of(
         *waiting(0, data=0.01), windows(1, waits=100, waiting=0.3, data=0.4)
     ),
+    # Its feed never pauses, and takes the interpreter lock from the training.
+    ("slow rank 1 data", "most of it is the stage transform, 95% of one core"): run_of(
+        *waiting(0),
+        windows(1, waits=100, waiting=0.01, data=0.15, stages={"transform": 0.95}),
+    ),
+    ("slow rank 1 compute", "It computes 100 ms in a step, the others 60 ms"): run_of(
+        *waiting(0),
+        windows(1, waits=100, stages={"transform": 0.95}),
+        also=seen(0, {0: 90}) + seen(1, {0: 40, 1: 55}),
+    ),
     ("slow rank 1 compute", "55% more of its time in /work/train.py:20 augment"): run_of(
         *waiting(0), windows(1, waits=100), also=seen(0, {0: 90}) + seen(1, {0: 40, 1: 55})
     ),

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from horovod_runner.common.numbers import COLUMNS, check_interval
+from horovod_runner.common.numbers import RESERVED, check_interval
 from horovod_runner.data.scoring.models.keras import inputs_of
 from horovod_runner.worker.api import (
     check_weights,
@@ -281,9 +281,7 @@ def _numbers(logs: Mapping[str, Any] | None) -> dict[str, Any]:
     """The metrics that ``report`` takes."""
     named = {name.replace(" ", "_"): value for name, value in (logs or {}).items()}
     return {
-        name: value
-        for name, value in named.items()
-        if is_number(value) and name not in (*COLUMNS, "total_steps")
+        name: value for name, value in named.items() if is_number(value) and name not in RESERVED
     }
 
 

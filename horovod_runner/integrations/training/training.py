@@ -76,7 +76,8 @@ class Training(ABC):
         names: what errors call the arguments.
 
     Raises:
-        ValueError: batch_size, epochs or backward_passes_per_step is below 1.
+        ValueError: batch_size, epochs or backward_passes_per_step is below 1, or a label is there
+            twice.
     """
 
     framework: ClassVar[Framework] = "torch"
@@ -121,6 +122,12 @@ class Training(ABC):
         for name in ("batch_size", "epochs", "backward_passes_per_step"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be 1 or more, not {getattr(self, name)}")
+        for name in self.labels:
+            if (count := list(self.labels).count(name)) > 1:
+                raise ValueError(
+                    f"{self.names.labels} has the column {name!r} {count} times: give each output "
+                    "a column of its own, such as a copy with another name"
+                )
 
     @property
     def columns(self) -> dict[str, str | list[str]]:

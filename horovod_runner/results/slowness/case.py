@@ -15,6 +15,8 @@ FEW_STEPS: Final = 20
 #: Of the time, from which a main thread without a core is named; and a container with a quota.
 STARVED: Final = 0.15
 THROTTLED: Final = 0.05
+#: Of the time, from which a feed's threads never pause.
+BUSY_FEED: Final = 0.9
 #: This package's calls in a step, and what to change about them.
 CALLS: Final = {
     "report": ("report()", "report less often, or fewer metrics"),
@@ -114,6 +116,16 @@ class Case:
         """The share of the time in which a rank's main thread could have run and had no core."""
         total = self.totals[rank]
         return total.starved / total.seconds if total.seconds else 0.0
+
+    def feed_works(self, rank: int) -> float:
+        """The share of the time in which a rank's feed makes batches, over all its threads.
+
+        A feed in a framework's graph counts the time in which it has nothing to do instead.
+        """
+        total = self.totals[rank]
+        idle = total.stages.get("idle")
+        works = sum(total.stages.values()) if idle is None else total.seconds - idle
+        return works / total.seconds if total.seconds else 0.0
 
     def machine(self, rank: int, name: str) -> float:
         """A counter of a rank's host, per second."""

@@ -13,6 +13,7 @@ from typing import Final
 from horovod_runner.common.text import bytes_text, ranks_text
 from horovod_runner.common.text import milliseconds as ms
 from horovod_runner.results.slowness.case import (
+    BUSY_FEED,
     CALLS,
     STARVED,
     THROTTLED,
@@ -30,7 +31,6 @@ _MOVING: Final = 0.25
 _OWNCALLS: Final = 0.05
 _LATE: Final = 0.1  # of the time, for the sampling thread
 _BUSY_THREAD: Final = 0.5  # of the moments in which the lock was not free
-_BUSY_FEED: Final = 0.9  # of the time, for the threads of a feed
 _SMALL_STEP: Final = 0.005  # seconds
 _SMALL_BYTES: Final = 4 << 20
 _WARM_UP: Final = 0.3  # of the time of a run
@@ -76,15 +76,12 @@ def _data_advice(totals: Sequence[RankTotals]) -> str:
 
 def _data_in_graph(case: Case) -> Iterator[Finding]:
     """A framework's graph that waits for batches: the threads of the feed never pause."""
-    shares = []
-    for total in case.totals.values():
-        if "idle" not in total.stages or not total.seconds:
-            return
-        shares.append(1 - total.stages["idle"] / total.seconds)
-    busy = median(shares)
-    if busy < _BUSY_FEED:
-        return
     totals = list(case.totals.values())
+    if any("idle" not in total.stages for total in totals):
+        return
+    busy = median(map(case.feed_works, case.totals))
+    if busy < BUSY_FEED:
+        return
     cores = max(1.0, case.mean(min(case.totals), "of_cores"))
     computed = median(total.cpu / total.step_count for total in totals) / cores
     known = case.typical.waiting + case.typical.moving

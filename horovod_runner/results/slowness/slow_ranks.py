@@ -9,6 +9,7 @@ from typing import Final
 from horovod_runner.common.text import count_text, ranks_text
 from horovod_runner.common.text import milliseconds as ms
 from horovod_runner.results.slowness.case import (
+    BUSY_FEED,
     CALLS,
     FEW_STEPS,
     STARVED,
@@ -30,6 +31,7 @@ _MOST_BLAME_OF_HOST: Final = 0.85
 _LARGER: Final = 1.2  # times as many numbers in a batch
 _STOLEN: Final = 0.1  # of the cores
 _MORE: Final = 1.2  # times as many threads as cores
+_PART: Final = 0.25  # of what a rank computes longer than the others
 
 
 def slow_rank(case: Case, _: Sequence[Finding]) -> Iterator[Finding]:
@@ -110,6 +112,14 @@ def _why_slow(case: Case, rank: int) -> tuple[str, str, str]:
         for name in ("compute", "data", "report", "checkpoint")
     }
     what = max(excess, key=lambda name: excess[name])
+    # Then the rank would wait longer for its batches if it computed faster.
+    limited = (
+        case.feed_works(rank) > BUSY_FEED
+        and case.starved(rank) <= STARVED
+        and excess["data"] > _PART * excess["compute"]
+    )
+    if what == "compute" and limited:
+        what = "data"
     mine, theirs = ms(getattr(step, what)), ms(case.others(rank, what))
     cells = case.cells(rank)
     rest = median(case.cells(other) for other in case.totals if other != rank)
@@ -124,6 +134,9 @@ def _why_slow(case: Case, rank: int) -> tuple[str, str, str]:
         profile = case.profile
         stage = stage_text([case.totals[rank]])
         stage = stage or loader_line(profile, rank) or waiting_line(profile, rank)
+        if limited:
+            compute = ms(step.compute), ms(case.others(rank, "compute"))
+            stage += f". Beside that it computes {compute[0]}, the others {compute[1]}"
         return (
             f"It waits {mine} for its batch, the others {theirs}{stage}",
             "look at what its batches cost; give its host more cores, or cache what is decoded",
