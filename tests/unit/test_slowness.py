@@ -194,6 +194,12 @@ QUIET: dict[str, RunProfile] = {
     # A main thread that computes in Python holds the lock itself.
     "Python": run_of(*EVEN, windows(3, main_cpu=0.95, late=0.2), also=OTHER_THREAD),
     "a feed that is idle for half of the time": alike(2, stages={**FEED, "idle": 0.5}, cpu=1.2),
+    # By chance it is also seen at one line more often.
+    "a rank that is last in every other step": run_of(
+        with_waits(windows(0, waiting=0.06), lambda _, n: 12_000 * (n % 2)),
+        with_waits(windows(1, waiting=0.02), lambda _, n: 4_000 * ((n + 1) % 2)),
+        also=seen(0, {0: 90}) + seen(1, {0: 80, 1: 10}),
+    ),
     "a rank that hardly ever lacks a core": run_of(
         windows(0, waits=8_000, waiting=0.08), windows(1, waits=100, waiting=0.01, starved=0.1)
     ),

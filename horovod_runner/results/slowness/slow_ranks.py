@@ -22,7 +22,7 @@ from horovod_runner.results.slowness.lines import loader_line, more_often, waiti
 
 _SLOWEST: Final = 0.05
 _LEAST_WAIT: Final = 0.0003  # seconds; less is how ranks always differ
-_UNEXPLAINED: Final = 0.25  # of the compute, by which a rank differs without a line that says why
+_CHANCE: Final = 0.25  # of the compute, by which ranks differ by chance
 _UNEVEN: Final = 0.15
 _CROWDED: Final = 0.2  # of the time, in which some thread of the host waits for a core
 _NEARLY_ALWAYS: Final = 0.9  # of the collectives
@@ -57,8 +57,11 @@ def slow_rank(case: Case, _: Sequence[Finding]) -> Iterator[Finding]:
     where, advice, reason = _why_slow(case, rank)
     others = [case.starved(other) for other in case.totals if other != rank]
     excess = case.steps[rank].compute - case.others(rank, "compute")
-    if reason == "" and excess < _UNEXPLAINED * case.others(rank, "compute"):
-        return  # as ranks differ by chance
+    alike = excess < _CHANCE * case.others(rank, "compute")
+    # By chance, each rank is the last one equally often.
+    often = total.last / compared > (1 + 1 / len(case.totals)) / 2
+    if alike and (reason == "" or (reason == "compute" and not often)):
+        return
     if reason == "cpu" and case.starved(rank) <= STARVED:
         return  # other processes on the host take a core now and then
     if reason == "cpu" and median(others) > STARVED:
