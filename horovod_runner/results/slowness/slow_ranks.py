@@ -115,7 +115,7 @@ def _why_slow(case: Case, rank: int) -> tuple[str, str, str]:
         for name in ("compute", "data", "report", "checkpoint")
     }
     what = max(excess, key=lambda name: excess[name])
-    # Then the rank would wait longer for its batches if it computed faster.
+    # A feed that never pauses sets the rank's pace: computing faster means waiting longer.
     limited = (
         case.feed_works(rank) > BUSY_FEED
         and case.starved(rank) <= STARVED
