@@ -391,7 +391,7 @@ def report_until_sent(sent: list[Profile], count: int) -> None:
     deadline = time.monotonic() + 30
     while len(sent) < count and time.monotonic() < deadline:
         clock.reports += 1
-        time.sleep(0.05)  # the profiler's thread has a clock of its own
+        time.sleep(0.05)  # the profiler sends once a second, by the real clock
 
 
 def test_a_profiler_sends_only_what_was_measured_since() -> None:

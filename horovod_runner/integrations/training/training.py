@@ -123,10 +123,10 @@ class Training(ABC):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be 1 or more, not {getattr(self, name)}")
         for name in self.labels:
-            if (count := list(self.labels).count(name)) > 1:
+            if (count := self.labels.count(name)) > 1:
                 raise ValueError(
                     f"{self.names.labels} has the column {name!r} {count} times: give each output "
-                    "a column of its own, such as a copy with another name"
+                    "its own column, for example a copy under another name"
                 )
 
     @property

@@ -120,7 +120,7 @@ class Case:
     def feed_works(self, rank: int) -> float:
         """The share of the time in which a rank's feed makes batches, over all its threads.
 
-        A feed in a framework's graph counts the time in which it has nothing to do instead.
+        Of a feed in a framework's graph the idle time is known, and the rest counts.
         """
         total = self.totals[rank]
         idle = total.stages.get("idle")

@@ -222,10 +222,8 @@ class RunProfile:
         with self._lock:
             warm = self._warm_up_rows()
             begins = [rows[:warm] for rows in self._rows.values()]
-            waited = [sum(row.spent.get("data", 0.0) for row in rows) for rows in begins]
-            if begins:
-                for row in begins[waited.index(max(waited))]:
-                    total.add(row)
+            for row in max(begins, key=_waited_for_data, default=[]):
+                total.add(row)
         return total
 
     def _warm_up_rows(self) -> int:
@@ -338,6 +336,10 @@ class RunProfile:
         if path is not None:
             Path(path).write_text(text, encoding="utf-8")
         return text
+
+
+def _waited_for_data(rows: Sequence[Profile]) -> float:
+    return sum(row.spent.get("data", 0.0) for row in rows)
 
 
 def _call(text: str) -> str:

@@ -116,12 +116,12 @@ def _why_slow(case: Case, rank: int) -> tuple[str, str, str]:
     }
     what = max(excess, key=lambda name: excess[name])
     # A feed that never pauses sets the rank's pace: computing faster means waiting longer.
-    limited = (
-        case.feed_works(rank) > BUSY_FEED
+    if (
+        what == "compute"
+        and case.feed_works(rank) > BUSY_FEED
         and case.starved(rank) <= STARVED
         and excess["data"] > _PART * excess["compute"]
-    )
-    if what == "compute" and limited:
+    ):
         what = "data"
     mine, theirs = ms(getattr(step, what)), ms(case.others(rank, what))
     cells = case.cells(rank)
@@ -137,7 +137,7 @@ def _why_slow(case: Case, rank: int) -> tuple[str, str, str]:
         profile = case.profile
         stage = stage_text([case.totals[rank]])
         stage = stage or loader_line(profile, rank) or waiting_line(profile, rank)
-        if limited:
+        if excess["compute"] > excess["data"]:
             compute = ms(step.compute), ms(case.others(rank, "compute"))
             stage += f". Beside that it computes {compute[0]}, the others {compute[1]}"
         return (
