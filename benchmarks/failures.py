@@ -31,6 +31,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import psutil
 import report
 
+from horovod_runner.host.processes import wait_for_end
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -299,12 +301,7 @@ def measure(system: str, name: str, master: str, limit: float) -> Result:
         _wait_for(failure, driver, 120)
         _wait_for(raised, driver, limit)
         seconds = raised.stat().st_mtime - failure.stat().st_mtime if raised.exists() else None
-        _, alive = psutil.wait_procs(_processes(folder), timeout=5)
-        left = [
-            process
-            for process in alive
-            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-        ]
+        left = wait_for_end(_processes(folder), 5)
         error = raised.read_text() if raised.exists() else ""
         assert driver.stdin is not None
         driver.stdin.close()

@@ -26,6 +26,7 @@ from horovod_runner import HorovodRunner
 from horovod_runner.checkpoints import checkpoint
 from horovod_runner.common.options import grouped
 from horovod_runner.host import software
+from horovod_runner.host.processes import wait_for_end
 from tests import suites
 from tests.places import ENGINES, PLACES, SHARED, SPARKS, Sessions
 from tests.preload import TORCH, preload_what_tests_import, without_what_imports_set
@@ -347,7 +348,7 @@ def await_end(pids: set[int]) -> None:
     for pid in pids:
         with contextlib.suppress(psutil.NoSuchProcess):
             processes.append(psutil.Process(pid))
-    psutil.wait_procs(processes, timeout=20)
+    wait_for_end(processes, 20)
 
 
 def own_files() -> set[str]:

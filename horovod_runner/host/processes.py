@@ -1,10 +1,11 @@
-"""Reads what a process and all that it has started use, and lifts a limit of Spark's."""
+"""What processes use, whether they have ended, and the limit that Spark sets on their memory."""
 
 from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Final, NamedTuple
 
@@ -71,6 +72,27 @@ def use(pid: int) -> Use:
     ticks = sum(map(int, fields[11:15]))
     faults = int(fields[9]) + int(fields[10])
     return Use(pid, int(fields[21]) * _PAGE, ticks / _TICKS, faults)
+
+
+def wait_for_end(processes: Iterable[psutil.Process], seconds: float) -> list[psutil.Process]:
+    """Wait until processes have ended; returns those that still run after that time.
+
+    One that its parent has not reaped has ended. psutil's own wait fails where a process is reaped
+    at that moment, see https://github.com/giampaolo/psutil/issues/2715.
+    """
+    deadline = time.monotonic() + seconds
+    left = [process for process in processes if _runs(process)]
+    while left and time.monotonic() < deadline:
+        time.sleep(0.02)
+        left = [process for process in left if _runs(process)]
+    return left
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _children(pid: int) -> Iterator[int]:

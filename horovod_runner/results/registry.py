@@ -23,6 +23,7 @@ import psutil
 
 from horovod_runner.common.text import align_columns, spans
 from horovod_runner.errors import HorovodRunnerError
+from horovod_runner.host.processes import wait_for_end
 from horovod_runner.results import saved_run
 from horovod_runner.results.private_files import state_folder
 from horovod_runner.results.run import Run
@@ -268,6 +269,6 @@ def _end(processes: list[psutil.Process]) -> None:
             with suppress(psutil.Error):
                 process.send_signal(signal.SIGCONT)  # a stopped process does not act on SIGTERM
                 process.send_signal(number)
-        _, processes = psutil.wait_procs(processes, timeout=_GRACE_SECONDS)
+        processes = wait_for_end(processes, _GRACE_SECONDS)
         if not processes:
             return

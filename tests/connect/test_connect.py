@@ -23,6 +23,7 @@ from horovod_runner import (
     Limits,
     SlotError,
 )
+from horovod_runner.host.processes import wait_for_end
 from horovod_runner.launchers import connect
 from tests.conftest import Ranks
 from tests.contract.test_end import Calling, in_thread, wait_for_ever
@@ -214,8 +215,7 @@ def test_the_ranks_end_with_a_killed_server(ranks: Ranks, tmp_path: Path) -> Non
             processes = [psutil.Process(int(pid)) for line in lines for pid in line.split()[1:]]
             processes += server.children(recursive=True)
             server.kill()
-            _, alive = psutil.wait_procs(processes, timeout=15)
-            assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
+            assert wait_for_end(processes, 15) == []
             assert "has ended in the middle of the run" in driver.stdout.read()
         finally:
             driver.kill()

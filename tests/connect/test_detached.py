@@ -26,6 +26,7 @@ from horovod_runner import (
     save_checkpoint,
 )
 from horovod_runner.data import Shard
+from horovod_runner.host.processes import wait_for_end
 from horovod_runner.sinks import Sink
 from tests.conftest import Ranks
 from tests.connect.server import ConnectServer
@@ -194,7 +195,7 @@ def test_cancel_ends_all_ranks(ranks: Ranks, tmp_path: Path) -> None:
     runner.cancel()
     run.join()
     assert isinstance(run.error, CancelledError)
-    assert psutil.wait_procs(processes, timeout=15)[1] == []
+    assert wait_for_end(processes, 15) == []
 
 
 def test_the_ranks_of_a_killed_driver_end_once_the_server_notices(
@@ -229,7 +230,7 @@ def test_the_ranks_of_a_killed_driver_end_once_the_server_notices(
             processes = Pids(tmp_path).wait(2, lambda: driver.poll() is None)
         finally:
             driver.kill()
-        assert psutil.wait_procs(processes, timeout=200)[1] == []
+        assert wait_for_end(processes, 200) == []
     sweep()
 
 

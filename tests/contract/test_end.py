@@ -30,6 +30,7 @@ from horovod_runner import (
 )
 from horovod_runner.common.options import Options
 from horovod_runner.driver.launcher import JobCancelledError, PoolRequest
+from horovod_runner.host.processes import wait_for_end
 from horovod_runner.launchers.spark_job import SparkMembers
 from horovod_runner.wire.job import Job
 from tests.conftest import Ranks, await_end, guards_and_ranks
@@ -326,8 +327,7 @@ def test_a_killed_driver_takes_its_ranks_along(ranks: Ranks, number: signal.Sign
             processes = [psutil.Process(int(pid)) for line in lines for pid in line.split()[1:]]
             driver.send_signal(number)
             assert len(processes) == 4
-            _, alive = psutil.wait_procs(processes, timeout=15)
-            assert [one for one in alive if one.status() != psutil.STATUS_ZOMBIE] == []
+            assert wait_for_end(processes, 15) == []
         finally:
             driver.kill()
     sweep()

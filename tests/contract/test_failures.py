@@ -26,6 +26,7 @@ from horovod_runner import (
     log_to_driver,
     report,
 )
+from horovod_runner.host.processes import wait_for_end
 from horovod_runner.task import task
 from horovod_runner.wire.link import Link
 from horovod_runner.worker import context
@@ -328,7 +329,7 @@ def test_an_exception_is_raised_though_rank_0_has_returned(ranks: Ranks, tmp_pat
         while not written.exists():
             time.sleep(0.01)  # a file offers no event
         with contextlib.suppress(psutil.NoSuchProcess):
-            psutil.Process(int(written.read_text())).wait()
+            wait_for_end([psutil.Process(int(written.read_text()))], 60)
         raise ValueError("after rank 0")
 
     with pytest.raises(ValueError, match="after rank 0"):

@@ -25,6 +25,7 @@ from horovod_runner import (
     SerializationError,
     log_to_driver,
 )
+from horovod_runner.host.processes import wait_for_end
 from horovod_runner.worker.imports import replacements
 from tests import programs
 from tests.conftest import Ranks
@@ -325,8 +326,7 @@ def test_processes_that_a_rank_started_end_with_it(ranks: Ranks) -> None:
 
     pid = ranks.run(1, main)
     with contextlib.suppress(psutil.NoSuchProcess):
-        psutil.Process(pid).wait(timeout=5)  # for init to reap it
-    assert not psutil.pid_exists(pid)
+        assert wait_for_end([psutil.Process(pid)], 5) == []
 
 
 def test_classes_of_a_script_keep_their_identity_there_and_back(tmp_path: Path) -> None:

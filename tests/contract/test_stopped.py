@@ -18,8 +18,9 @@ import pytest
 
 from horovod_runner import CancelledError, HangError, RankFailedError, RunHandle, log_to_driver
 from horovod_runner.common.limits import Limits
+from horovod_runner.host.processes import wait_for_end
 from tests.conftest import Ranks
-from tests.contract.test_warm import end_servers, ended
+from tests.contract.test_warm import end_servers
 from tests.programs import ROOT, Program, await_condition
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("nothing_left")]
@@ -167,7 +168,7 @@ def test_a_run_of_which_a_process_is_stopped_can_be_cancelled(
             handle.cancel()
             with pytest.raises(CancelledError):
                 handle.result(60)
-            assert ended([worker, guard, *others])
+            assert wait_for_end([worker, guard, *others], 20) == []
 
 
 @pytest.mark.horovod
@@ -202,7 +203,8 @@ def test_a_fork_server_that_is_stopped_does_not_keep_its_ranks(
         with stopped(server):
             (tmp_path / "stop").touch()
             assert handle.result(60) == "done"
-            assert ended([process for parents in family for process in parents[:2]])
+            ranks_and_guards = [process for parents in family for process in parents[:2]]
+            assert wait_for_end(ranks_and_guards, 20) == []
 
 
 @pytest.mark.places("spark", "cluster")
@@ -215,7 +217,7 @@ def test_a_rank_whose_task_is_stopped_is_named(ranks: Ranks, rank: int, tmp_path
             error = handle.exception(60)
             assert isinstance(error, RankFailedError)
             assert re.search(rf"rank {rank} .* was lost.* stopped \(SIGSTOP", str(error))
-            assert ended([worker, guard, *others])  # Spark kills the task
+            assert wait_for_end([worker, guard, *others], 20) == []  # Spark kills the task
 
 
 @pytest.mark.places("cluster")
@@ -225,7 +227,8 @@ def test_a_run_whose_executor_is_stopped_can_be_cancelled(ranks: Ranks, tmp_path
         executor = next(each for each in family[0] if "java" in each.name())
         with stopped(executor):
             (tmp_path / "stop").touch()
-            assert ended([process for parents in family for process in parents[:2]])
+            ranks_and_guards = [process for parents in family for process in parents[:2]]
+            assert wait_for_end(ranks_and_guards, 20) == []
             assert not handle.done()  # their values cannot come back
             handle.cancel()
             assert isinstance(handle.exception(60), CancelledError)

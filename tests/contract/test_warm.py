@@ -9,7 +9,6 @@ import os
 import random
 import re
 import resource
-import select
 import signal
 import subprocess
 import sys
@@ -25,6 +24,7 @@ import psutil
 import pytest
 
 from horovod_runner import CancelledError, HorovodRunner, Limits, RankFailedError
+from horovod_runner.host.processes import wait_for_end
 from horovod_runner.host.scratch import RunFolder
 from horovod_runner.results import registry
 from horovod_runner.task.warm import client, protocol
@@ -46,29 +46,7 @@ def end_servers() -> None:
     for folder in Path(tempfile.gettempdir()).glob("horovod_runner-*/warm-*"):
         with suppress(OSError), protocol.connect(folder, 1.0) as connection:
             connection.send(protocol.END)
-    assert ended(servers())
-
-
-def ended(processes: list[psutil.Process], seconds: float = 20.0) -> bool:
-    """Whether processes end within that time, also if their parents have not reaped them."""
-    for process in processes:
-        try:
-            descriptor = os.pidfd_open(process.pid)
-        except ProcessLookupError:
-            continue
-        ready, _, _ = select.select([descriptor], [], [], seconds)
-        os.close(descriptor)
-        if not ready:
-            return False
-    return True
-
-
-def is_running(process: psutil.Process) -> bool:
-    """Whether a process runs; not if it has ended and was not reaped yet."""
-    try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
+    assert wait_for_end(servers(), 20) == []
 
 
 def random_numbers() -> tuple[bool, list[float]]:
@@ -336,7 +314,7 @@ def test_other_settings_start_cold_and_the_latest_two_stay_warm(
     (server,) = (each for each in servers() if each not in before)
     assert [runner.run(is_warm) for runner in (second, first)] == [True, True]
     assert not third.run(is_warm)
-    assert ended([server])
+    assert wait_for_end([server], 20) == []
     assert [runner.run(is_warm) for runner in (third, first)] == [True, True]
     assert len(servers()) == 2
 
@@ -452,7 +430,7 @@ def test_a_killed_fork_server_is_replaced(ranks: Ranks) -> None:
     runner = prepare(ranks)
     (server,) = servers()
     server.kill()
-    assert ended([server])
+    assert wait_for_end([server], 20) == []
     assert not runner.run(is_warm)
     assert runner.run(is_warm)
 
@@ -460,7 +438,7 @@ def test_a_killed_fork_server_is_replaced(ranks: Ranks) -> None:
 @pytest.mark.places("local")
 def test_an_idle_fork_server_ends(ranks: Ranks) -> None:
     prepare(ranks, limits=Limits(fork_server_idle=0.1))
-    assert ended(servers())
+    assert wait_for_end(servers(), 20) == []
     assert not list(Path(tempfile.gettempdir()).glob("horovod_runner-*/warm-*"))
 
 
@@ -474,7 +452,7 @@ def test_a_fork_server_that_hangs_delays_a_run_only_briefly(ranks: Ranks) -> Non
     (server,) = servers()
     server.suspend()
     assert not hasty.run(is_warm)
-    assert ended([server])
+    assert wait_for_end([server], 20) == []
     assert runner.run(is_warm)
     assert len(servers()) == 1
 
@@ -524,7 +502,7 @@ def test_a_fork_that_no_task_waits_for_leaves_nothing_behind(
         patch.setattr("socket.recv_fds", give_up)
         assert not runner.run(is_warm)
     assert runner.run(is_warm)
-    assert ended([child for child in server.children() if is_running(child)])
+    assert wait_for_end(server.children(), 20) == []
     (folder,) = Path(tempfile.gettempdir()).glob("horovod_runner-*/warm-*")
     with protocol.connect(folder, 20.0) as connection:  # requests are answered in order
         connection.send(b"nonsense")
@@ -586,7 +564,7 @@ def test_the_fork_server_and_the_forked_ranks_end_with_a_killed_driver(
     running = [*servers(), *(child for server in servers() for child in server.children())]
     assert len(running) == 2
     driver.kill()
-    assert ended(running)
+    assert wait_for_end(running, 20) == []
 
 
 def test_forked_ranks_are_listed_and_stopped_as_cold_ones(driver: subprocess.Popen[str]) -> None:
@@ -596,4 +574,4 @@ def test_forked_ranks_are_listed_and_stopped_as_cold_ones(driver: subprocess.Pop
     assert {process.pid for process in forked} <= set(listed.processes)
     assert server.pid not in listed.processes
     assert registry.stop(listed, 20) == ""
-    assert ended(forked)
+    assert wait_for_end(forked, 20) == []

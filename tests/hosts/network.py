@@ -25,6 +25,7 @@ from pathlib import Path
 
 import psutil
 
+from horovod_runner.host.processes import wait_for_end
 from tests.programs import run
 
 ADDRESSES = {
@@ -162,7 +163,7 @@ class Host:
             for process in left:
                 with suppress(psutil.Error):
                     process.kill()
-            psutil.wait_procs(left, timeout=1)
+            wait_for_end(left, 1)
         self._init.communicate()
 
 

@@ -22,6 +22,7 @@ from horovod_runner import (
     log_to_driver,
     save_checkpoint,
 )
+from horovod_runner.host.processes import wait_for_end
 from tests.cluster.standalone import Place, StandaloneCluster
 from tests.conftest import runs
 from tests.hosts.drive import Driver
@@ -327,4 +328,4 @@ def test_a_lost_host_ends_the_run_and_is_named(driver: Driver, network: Network)
     assert lost.name in error
     processes = [process for host in network.workers for process in host.processes()]
     ranks = [process for process in processes if runs(process, "horovod_runner.worker.main")]
-    assert psutil.wait_procs(ranks, timeout=15)[1] == []
+    assert wait_for_end(ranks, 15) == []

@@ -14,6 +14,8 @@ import pytest
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager, start_new_kernel
 
+from horovod_runner.host.processes import wait_for_end
+
 _SECONDS = 400.0
 _SETUP = """
 import os, subprocess, threading
@@ -111,8 +113,7 @@ def test_interrupt_ends_all_ranks_and_the_kernel_goes_on(notebook: Notebook, np:
     notebook.manager.interrupt_kernel()
     assert notebook.wait()[1] == "KeyboardInterrupt"
     assert "interrupted: ending all ranks" in notebook.shown
-    _, alive = psutil.wait_procs(ranks, timeout=10)
-    assert [one for one in alive if one.status() != psutil.STATUS_ZOMBIE] == []
+    assert wait_for_end(ranks, 10) == []
     notebook.start(f'HorovodRunner(np={np}, driver_log_verbosity="all").run(main, x=2)')
     assert notebook.wait() == ("6", "")
     assert "[1] printed by 1" in notebook.shown

@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import pytest
 
 from horovod_runner.common.limits import DEFAULTS, Limits
 from horovod_runner.common.options import ClusterConfig, Options
+from horovod_runner.host.processes import wait_for_end
 from horovod_runner.run.pickling import pickle_call
 from horovod_runner.task.process import WorkerProcess, describe_exit
 from horovod_runner.wire.job_file import LEFT_VARIABLE, PMI_VARIABLE, WorkerJob, WorkerOutcome
@@ -101,8 +103,19 @@ def read_family(worker: WorkerProcess) -> list[psutil.Process]:
 
 
 def assert_gone(processes: list[psutil.Process]) -> None:
-    _, alive = psutil.wait_procs(processes, timeout=10)
-    assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
+    assert wait_for_end(processes, 10) == []
+
+
+def test_a_process_that_nobody_has_reaped_has_ended_and_a_stopped_one_has_not() -> None:
+    with subprocess.Popen(["sleep", "1000"]) as stopped, subprocess.Popen(["true"]) as unreaped:
+        try:
+            processes = [psutil.Process(stopped.pid), psutil.Process(unreaped.pid)]
+            processes[0].suspend()
+            os.waitid(os.P_PID, unreaped.pid, os.WEXITED | os.WNOWAIT)
+            assert wait_for_end(processes, 0.1) == processes[:1]
+        finally:
+            stopped.kill()
+        assert wait_for_end(processes, 10) == []
 
 
 def test_the_workers_processes_end_with_the_task() -> None:
@@ -171,7 +184,8 @@ def test_a_worker_that_no_signal_ends_is_left_behind() -> None:
         assert worker.exit_code == -signal.SIGKILL
         assert f"{worker.pid} (" in worker.left_behind
         assert "state D" in worker.left_behind
-    assert_gone([psutil.Process(worker.pid)] if psutil.pid_exists(worker.pid) else [])
+    with suppress(psutil.NoSuchProcess):
+        assert_gone([psutil.Process(worker.pid)])
 
 
 def test_a_process_that_no_signal_ends_does_not_keep_a_worker_that_has_returned() -> None:
