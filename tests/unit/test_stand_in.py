@@ -34,7 +34,7 @@ from horovod_runner.common.slots import RankInfo
 from horovod_runner.driver.attempt import AttemptRunner
 from horovod_runner.driver.detached import journal
 from horovod_runner.driver.detached.journal import JournalReader, JournalWriter
-from horovod_runner.driver.detached.keeper import CAPACITY, Capacity
+from horovod_runner.driver.detached.keeper import CAPACITY, Capacity, Keeper
 from horovod_runner.driver.detached.served import CalledFolder
 from horovod_runner.driver.detached.stand_in import StandIn
 from horovod_runner.driver.launcher import LaunchRequest
@@ -158,7 +158,7 @@ def talk() -> int:
     return 10 + int(os.environ["RANK"])
 
 
-@pytest.mark.parametrize("blind", [{0, 1}, {0}, {1}])
+@pytest.mark.parametrize("blind", [{0, 1}, {0}, {1}, set()])  # without one, no deputy is needed
 def test_ranks_that_cannot_reach_the_driver_run_all_the_same(
     blind: set[int], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -170,15 +170,10 @@ def test_ranks_that_cannot_reach_the_driver_run_all_the_same(
         "logged 0",
         "logged 1",
     ]
-    assert captured.err.count("executors cannot reach this process at 127.0.0.1:") == 1
-    assert "HOROVOD_RUNNER_DRIVER_HOST" in captured.err
+    told = captured.err.count("executors cannot reach this process at 127.0.0.1:")
+    assert told == captured.err.count("HOROVOD_RUNNER_DRIVER_HOST") == bool(blind)
     table = [line.split()[1] for line in captured.err.splitlines()[-4:]]
     assert table == ["rank", "0", "1", "controller:"]
-
-
-def test_all_that_reach_the_driver_need_no_deputy(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(talk, set()) == 10
-    assert "cannot reach" not in capsys.readouterr().err
 
 
 def test_a_failing_rank_ends_the_others_without_the_driver() -> None:
@@ -190,6 +185,20 @@ def test_a_failing_rank_ends_the_others_without_the_driver() -> None:
     with pytest.raises(KeyError, match="the true cause") as caught:
         run(main, {0, 1, 2}, size=3)
     assert "rank 1 of 3" in str(caught.value.__cause__)
+
+
+@pytest.mark.parametrize("method", ["idle", "take"])  # before tasks report, and afterwards
+def test_a_fault_beside_rank_0_ends_all_ranks(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise TypeError("a fault")
+
+    def main() -> None:
+        log_to_driver("waits")
+        threading.Event().wait()
+
+    monkeypatch.setattr(Keeper, method, fail)
+    with pytest.raises(LaunchError, match=r"supervisor beside rank 0 failed: .*a fault"):
+        run(main, {0, 1})
 
 
 def test_a_supervisor_that_cannot_start_leaves_no_variable_of_the_run_behind(

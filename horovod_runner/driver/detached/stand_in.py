@@ -71,6 +71,7 @@ class StandIn:
             pass  # all ranks are lost: Spark reports it to the driver
         except Exception as error:
             self._supervisor.fail(LaunchError(f"the supervisor beside rank 0 failed: {error!r}"))
+            self._channel.close()  # tasks that wait for an answer notice it, and end
 
     def _restore(self) -> None:
         """Restore the environment: Spark uses this process again, for anyone."""
