@@ -107,7 +107,6 @@ class _Files(Source):
     _reading: Reading
 
     def check(self, name: str) -> None:
-        """See :class:`Source`."""
         with name_in_errors(name):
             check_reachable(self._url, self._reading.storage_options)
 
@@ -241,7 +240,8 @@ class petastorm(_Files):  # noqa: N801 - reads as a call
                 groups=sum(len(groups) for part in plain.parts for _, groups in part),
             )
         files = listing.find(self._url, self._reading)
-        reader = files if codecs is None else petastorm_format.decoding(files, codecs)
+        # Without units there are no rows, which is refused below.
+        reader = petastorm_format.decoding(files, codecs) if codecs and files.units else files
         return _checked(reader, self._reading.columns)
 
 
@@ -252,7 +252,6 @@ class _Table(Source):
         self._table = table
 
     def for_examples(self) -> Source:
-        """See :class:`Source`."""
         if isinstance(self._table, pa.Table):
             return _Table(self._table.take(list(range(min(_EXAMPLES, len(self._table))))))
         return _Table(self._table.head(_EXAMPLES).copy())
