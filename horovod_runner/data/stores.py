@@ -45,9 +45,9 @@ class Stores:
         for (known, decoded), store in self._made.items():
             if set(names) <= set(known) and decoded == images:
                 return store
-        layout = Layout(columns, reader.units, reader.fingerprint)
+        layout = Layout(columns, reader.units)
         # Its own name, too: files of two folders may have one name, size and time of change.
-        about = (self.name, layout.fingerprint, layout.columns, rank, images)
+        about = (self.name, reader.fingerprint, columns, rank, images)
         name = fingerprint_of(repr(about))
         store = PackedStore.create(run_folder() / name, layout)
         with clock.timing("data"), clock.stage("pack"):

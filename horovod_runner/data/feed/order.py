@@ -100,7 +100,7 @@ class Order:
 
         Args:
             epoch: number of the epoch, from 0 on.
-            step: first step, from 0 on.
+            step: first step, of those that the epoch has.
             steps: how many batches are wanted. Fewer are returned at the end of a window or of
                 the epoch.
             rank: number of the rank.
@@ -112,12 +112,7 @@ class Order:
         Returns:
             An array of shape (batches, rows of the rank's batch), with at least one batch. The
             rows of the rank's part come first.
-
-        Raises:
-            IndexError: the epoch has no such step.
         """
-        if not 0 <= step < self.steps:
-            raise IndexError(f"step {step} of an epoch of {self.steps} steps")
         is_last = step >= self._full_steps
         steps = 1 if is_last else min(steps, self._full_steps - step)
         whole = self.global_rows(step)
@@ -277,8 +272,6 @@ class PerRankOrder:
         self, epoch: int, step: int, steps: int, rank: int, size: int, *, equal: bool = False
     ) -> RowNumbers:
         """See :meth:`Order.take`; always for this rank."""
-        if not 0 <= step < self.steps:
-            raise IndexError(f"step {step} of an epoch of {self.steps} steps")
         if not self._order.steps:
             return np.zeros((1, self._batch), np.int64)  # it has one row, another rank's
         steps = min(steps, self.steps - step)

@@ -35,8 +35,6 @@ class ReadAhead:
 
     def request(self, rows: Array) -> None:
         """Ask the system to read the pages of some rows, by their numbers, without waiting."""
-        if not len(rows):
-            return
         ordered: Array | None = None
         for (path, _, row_bytes), requested in self._requested:
             if requested is not None and requested.all():

@@ -1,6 +1,6 @@
 """Layout of a packed dataset: its files, and which columns share a matrix.
 
-    layout.json         columns, rows per unit, fingerprint
+    layout.json         columns, rows per unit
     fixed-0             matrix of all columns of one number type, row after row
     fixed-1             the next type; a vector has a matrix to itself
     ends-0              first ragged column (text, bytes, lists): where each row ends in the values
@@ -33,7 +33,6 @@ class Layout(msgspec.Struct, frozen=True):
 
     columns: list[Column]  # in order
     units: list[int]  # rows of each
-    fingerprint: str = ""  # a dataset with another one is another dataset
 
     @property
     def rows(self) -> int:

@@ -190,7 +190,6 @@ class _InertUnpickler(pickle.Unpickler):
     """Reads a pickle without importing or calling anything that it names."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return a placeholder class."""
         return OrderedDict if (module, name) == ("collections", "OrderedDict") else _class(name)
 
 

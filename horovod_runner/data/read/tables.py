@@ -69,11 +69,9 @@ class _Digest(RawIOBase):
         self.checksum = hashlib.blake2b(digest_size=8)
 
     def writable(self) -> bool:
-        """See the base class."""
         return True
 
     def write(self, data: Any, /) -> int:
-        """See the base class."""
         self.checksum.update(data)
         return len(data)
 

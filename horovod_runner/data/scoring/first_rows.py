@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -11,7 +9,7 @@ import pyarrow as pa
 from horovod_runner.data.read.staging import head
 from horovod_runner.data.scoring.inputs import Inputs
 from horovod_runner.data.scoring.models.kind import Call
-from horovod_runner.data.scoring.outputs import OutputColumn, OutputType, named
+from horovod_runner.data.scoring.outputs import Outputs, OutputType, named, types_of
 from horovod_runner.data.scoring.scorer import OnError, compute
 from horovod_runner.errors import DataError, PredictionError
 
@@ -24,10 +22,10 @@ _ROWS: Final = 4
 def try_first_rows(
     dataframe: DataFrame,
     inputs: Inputs,
-    outputs: Sequence[OutputColumn],
+    outputs: Outputs,
     call: Call,
     on_error: OnError,
-) -> tuple[Inputs, tuple[OutputColumn, ...]]:
+) -> tuple[Inputs, dict[str, OutputType]]:
     """Decide the types of inputs and outputs by the first rows, in this process.
 
     If the columns' types alone decide what the model gets, it is tried on zeros first, which takes
@@ -47,15 +45,13 @@ def try_first_rows(
             inputs = inputs.settle(first)
             values, rows = on_rows(first, inputs, call, on_error)
         by_name = named(values, outputs, rows)
-    typed = []
-    for output in outputs:
-        type_ = output.type or OutputType.of(by_name[output.name])
-        type_.to_arrow(output.name, by_name[output.name])
-        typed.append(replace(output, type=type_))
-    return inputs, tuple(typed)
+    types = types_of(outputs, by_name)
+    for name, type_ in types.items():
+        type_.to_arrow(name, by_name[name])  # refuses values that do not fit
+    return inputs, types
 
 
-def _by_types(inputs: Inputs, outputs: Sequence[OutputColumn], call: Call) -> dict[str, Any] | None:
+def _by_types(inputs: Inputs, outputs: Outputs, call: Call) -> dict[str, Any] | None:
     """What the model returns for zeros; None if they say nothing: rows have to decide."""
     try:
         zeros = inputs.zeros(_ROWS) if inputs.settled else None

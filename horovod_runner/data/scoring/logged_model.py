@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,13 +17,7 @@ from horovod_runner.data.feed.options import FeedOptions
 from horovod_runner.data.scoring import model_file
 from horovod_runner.data.scoring.inputs import Inputs
 from horovod_runner.data.scoring.models.kind import Call, ModelKind
-from horovod_runner.data.scoring.outputs import (
-    OutputColumn,
-    OutputSpec,
-    OutputType,
-    named,
-    parse_outputs,
-)
+from horovod_runner.data.scoring.outputs import OutputSpec, named, parse_outputs, types_of
 from horovod_runner.data.scoring.scorer import compute
 from horovod_runner.errors import SerializationError
 
@@ -36,10 +30,10 @@ _MODEL = "model"
 class ColumnsModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
     """A model in MLflow's words: a pandas DataFrame with the input columns in, outputs back."""
 
-    def __init__(self, kind: ModelKind, inputs: Inputs, outputs: Sequence[OutputColumn]) -> None:
+    def __init__(self, kind: ModelKind, inputs: Inputs, outputs: Iterable[str]) -> None:
         self._kind = kind
         self._inputs = inputs
-        self._outputs = tuple(outputs)
+        self._outputs = list(outputs)
         self._call: Call | None = None
 
     def load_context(self, context: Any) -> None:
@@ -97,9 +91,7 @@ def log_model(
     outputs = parse_outputs(output)
     call = kind.load(path, "cpu")
     values = named(compute(call, inputs, inputs.arrays(batch)), outputs, batch.num_rows)
-    outputs = tuple(
-        OutputColumn(each.name, each.type or OutputType.of(values[each.name])) for each in outputs
-    )
+    types_of(outputs, values)  # refuses values of which there is no column
     frame = batch.to_pandas()
     named_as = "name" if int(mlflow.__version__.partition(".")[0]) >= 3 else "artifact_path"
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -136,15 +136,12 @@ class OutputType:
         return array
 
 
-@dataclass(frozen=True)
-class OutputColumn:
-    """One output column."""
-
-    name: str  # also of the model's output, where it returns a dict
-    type: OutputType | None = None  # None until a first batch has shown it
+#: The types of the outputs by name; None until a first batch has shown one. Where a model returns a
+#: dict, these are also the names of its entries.
+Outputs: TypeAlias = Mapping[str, OutputType | None]
 
 
-def parse_outputs(given: OutputSpec) -> tuple[OutputColumn, ...]:
+def parse_outputs(given: OutputSpec) -> Outputs:
     """The output columns that a user wants.
 
     Raises:
@@ -153,24 +150,31 @@ def parse_outputs(given: OutputSpec) -> tuple[OutputColumn, ...]:
     """
     if isinstance(given, str):
         given = [given]
-    if isinstance(given, Mapping):
-        outputs = tuple(
-            OutputColumn(name, None if type_ is None else OutputType.parse(type_))
-            for name, type_ in given.items()
-        )
-    elif isinstance(given, Sequence):
-        outputs = tuple(OutputColumn(name) for name in given)
-    else:
+    if not isinstance(given, Mapping | Sequence):
         raise TypeError(f"output must be a name, names, or a dict of names, not {given!r}")
-    names = [output.name for output in outputs]
+    names = list(given)
     if not names or not all(isinstance(name, str) and name for name in names):
         raise ValueError(f"output must name at least one column, not {given!r}")
     if len(set(names)) < len(names):
         raise ValueError(f"output names a column twice: {', '.join(names)}")
-    return outputs
+    types = given if isinstance(given, Mapping) else dict.fromkeys(names)
+    return {
+        name: None if type_ is None else OutputType.parse(type_) for name, type_ in types.items()
+    }
 
 
-def named(result: Any, outputs: Sequence[OutputColumn], rows: int) -> dict[str, Any]:
+def known_types(outputs: Outputs) -> dict[str, OutputType] | None:
+    """The types of the outputs; None if a first batch has to show one of them."""
+    known = {name: type_ for name, type_ in outputs.items() if type_ is not None}
+    return known if len(known) == len(outputs) else None
+
+
+def types_of(outputs: Outputs, values: Mapping[str, Any]) -> dict[str, OutputType]:
+    """The types of the outputs; those that are not given are those of a first batch's values."""
+    return {name: type_ or OutputType.of(values[name]) for name, type_ in outputs.items()}
+
+
+def named(result: Any, outputs: Iterable[str], rows: int) -> dict[str, Any]:
     """The model's results for a batch by the names of the outputs.
 
     A result is an array or tensor, a tuple of them, a mapping, or a pandas DataFrame.
@@ -178,7 +182,7 @@ def named(result: Any, outputs: Sequence[OutputColumn], rows: int) -> dict[str, 
     Returns:
         For each output an array of shape (rows, ...), or a list with one entry per row.
     """
-    names = [output.name for output in outputs]
+    names = list(outputs)
     if hasattr(result, "iloc") and hasattr(result, "columns") and not _is_matrix(result, names):
         result = {str(name): result.iloc[:, at] for at, name in enumerate(result.columns)}
     if isinstance(result, Mapping):
@@ -251,11 +255,11 @@ def _checked(name: str, values: Any, rows: int) -> Any:
     return values
 
 
-def check_free(outputs: Sequence[OutputColumn], names: Sequence[str]) -> None:
+def check_free(outputs: Iterable[str], names: Sequence[str]) -> None:
     """Check that no output would replace a column; raises DataError."""
     for output in outputs:
-        if output.name in names:
+        if output in names:
             raise DataError(
-                f"there is already a column {output.name!r}: give another name, "
-                f"output='{output.name}_2', or leave that column out of the DataFrame"
+                f"there is already a column {output!r}: give another name, output='{output}_2', "
+                "or leave that column out of the DataFrame"
             )

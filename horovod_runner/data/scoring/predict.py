@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_args
@@ -23,12 +22,14 @@ from horovod_runner.data.scoring.inputs import Inputs
 from horovod_runner.data.scoring.models.kind import Call, ModelKind
 from horovod_runner.data.scoring.models.recognize import recognize
 from horovod_runner.data.scoring.outputs import (
-    OutputColumn,
+    Outputs,
     OutputSpec,
     OutputType,
     check_free,
+    known_types,
     named,
     parse_outputs,
+    types_of,
 )
 from horovod_runner.data.scoring.scorer import OnError, Scorer, with_postprocess
 from horovod_runner.data.scoring.spark_query import ERRORS, lift_limits, with_outputs
@@ -141,8 +142,8 @@ def predict(
     rows: Any = dataframe
     result: Rows
     names = _kept(rows, keep)
-    extra = () if error_column is None else (OutputColumn(error_column, OutputType("string")),)
-    check_free((*outputs, *extra), names)
+    added = [*outputs, *([] if error_column is None else [error_column])]
+    check_free(added, names)
     options = FeedOptions(
         framework=kind.framework,
         columns=columns,
@@ -158,18 +159,21 @@ def predict(
         table = without_twins(rows) if isinstance(rows, pa.Table) else pandas_table(rows)
         inputs = Inputs.of(table.schema, options, fill_null, ragged)
         call = with_postprocess(_in_memory(kind, model, device), postprocess)
-        scored = _score_table(table, call, Scorer(inputs, call, outputs, batch_size, on_error))
-        scored_columns = dict(zip((o.name for o in (*outputs, *extra)), scored, strict=False))
-        result = _beside(rows, names, scored_columns)
+        scored = _score_table(
+            table, inputs, outputs, call, batch_size=batch_size, on_error=on_error
+        )
+        # The errors come behind, also if the user wants no column of them.
+        result = _beside(rows, names, dict(zip(added, scored, strict=False)))
         return result
     lift_limits(rows.sparkSession, kind.framework)
     inputs = Inputs.of(arrow_schema(rows), options, fill_null, ragged)
     path = model_file.keep(kind, model, ship_modules)
-    if any(output.type is None for output in outputs):
+    types = known_types(outputs)
+    if types is None:
         call = with_postprocess(kind.load(path, device or "cpu"), postprocess)
-        inputs, outputs = try_first_rows(rows, inputs, outputs, call, on_error)
+        inputs, types = try_first_rows(rows, inputs, outputs, call, on_error)
     shipped = model_file.ship(kind, path, rows.sparkSession)
-    scorer = Scorer(inputs, shipped, outputs, batch_size, on_error, device or "", postprocess)
+    scorer = Scorer(inputs, shipped, types, batch_size, on_error, device or "", postprocess)
     with by_value(ship_modules):
         scored_rows = with_outputs(rows, scorer, names)
     result = _told(scored_rows, names, scorer, error_column, observation)
@@ -184,21 +188,30 @@ def _in_memory(kind: ModelKind, model: Any, device: str | None) -> Call:
         return kind.load(path, device or local_device())
 
 
-def _score_table(table: pa.Table, call: Call, scorer: Scorer) -> list[pa.ChunkedArray]:
+def _score_table(
+    table: pa.Table,
+    inputs: Inputs,
+    outputs: Outputs,
+    call: Call,
+    *,
+    batch_size: int,
+    on_error: OnError,
+) -> list[pa.ChunkedArray]:
     """The outputs for all rows, as columns; with on_error="null" also the errors."""
-    batches = [scorer.inputs.columns_of(each) for each in table.combine_chunks().to_batches()]
+    batches = [inputs.columns_of(each) for each in table.combine_chunks().to_batches()]
     if not batches:
         raise DataError("the table has no rows to score")
-    scorer = replace(scorer, inputs=scorer.inputs.settle(batches[0]))
-    if any(output.type is None for output in scorer.outputs):
-        scorer = replace(scorer, outputs=_typed(batches[0], call, scorer))
+    inputs = inputs.settle(batches[0])
+    types = known_types(outputs) or _shown_types(batches[0], inputs, outputs, call, on_error)
+    scorer = Scorer(inputs, call, types, batch_size, on_error)
     columns = zip(*scorer.columns(iter(batches)), strict=True)
     return [pa.chunked_array(list(column)) for column in columns]
 
 
-def _typed(batch: pa.RecordBatch, call: Call, scorer: Scorer) -> list[OutputColumn]:
-    """The outputs with their types, by the first rows without nulls."""
-    inputs = scorer.inputs
+def _shown_types(
+    batch: pa.RecordBatch, inputs: Inputs, outputs: Outputs, call: Call, on_error: OnError
+) -> dict[str, OutputType]:
+    """The types of the outputs, by the first rows without nulls."""
     for name in inputs.names:
         if name not in inputs.fill_null:
             batch = batch.filter(batch.column(name).is_valid())
@@ -208,12 +221,8 @@ def _typed(batch: pa.RecordBatch, call: Call, scorer: Scorer) -> list[OutputColu
             "there are no rows without nulls to decide the types of the outputs by: give them, "
             "output={'p': 'float'}"
         )
-    values, rows = on_rows(first, inputs, call, scorer.on_error)
-    by_name = named(values, scorer.outputs, rows)
-    return [
-        OutputColumn(each.name, each.type or OutputType.of(by_name[each.name]))
-        for each in scorer.outputs
-    ]
+    values, rows = on_rows(first, inputs, call, on_error)
+    return types_of(outputs, named(values, outputs, rows))
 
 
 def _beside(rows: Any, names: Sequence[str], outputs: Mapping[str, pa.ChunkedArray]) -> Any:
@@ -274,7 +283,7 @@ def _told(
     if observation is not None:
         bad = functions.count(functions.col(ERRORS)).alias("bad_rows")
         scored = scored.observe(observation, functions.count(functions.lit(1)).alias("rows"), bad)
-    kept = [*names, *(output.name for output in scorer.outputs)]
+    kept = [*names, *scorer.outputs]
     columns = [functions.col(quoted(name)) for name in kept]
     if error_column is not None:
         columns.append(functions.col(ERRORS).alias(error_column))

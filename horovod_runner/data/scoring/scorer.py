@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -13,7 +13,7 @@ from horovod_runner.data.pack.columns import Array
 from horovod_runner.data.scoring.inputs import Inputs
 from horovod_runner.data.scoring.model_file import ModelFile, task_device
 from horovod_runner.data.scoring.models.kind import Call
-from horovod_runner.data.scoring.outputs import OutputColumn, OutputType, named
+from horovod_runner.data.scoring.outputs import OutputType, named
 from horovod_runner.errors import DataError, PredictionError
 
 OnError: TypeAlias = Literal["raise", "null"]
@@ -26,7 +26,7 @@ class Scorer:
 
     inputs: Inputs
     model: ModelFile | Call
-    outputs: Sequence[OutputColumn]  # with their types
+    outputs: Mapping[str, OutputType]  # by name
     batch_size: int  # the most rows that the model gets at a time
     on_error: OnError = "raise"  # "null" leaves the outputs of a row that fails empty
     device: str = ""  # "cpu" or "cuda:1"; empty for the task's
@@ -56,7 +56,7 @@ class Scorer:
     def _joined(self, scored: list[list[pa.Array]]) -> list[pa.Array]:
         """The outputs of a record batch from those of its slices."""
         if not scored:
-            types = [type_.arrow for type_ in self.types]
+            types = [type_.arrow for type_ in self.outputs.values()]
             types += [pa.string()] if self.on_error == "null" else []
             return [pa.array([], type_) for type_ in types]
         if len(scored) == 1:
@@ -96,15 +96,7 @@ class Scorer:
 
     def _arrays(self, result: Any, rows: int) -> list[pa.Array]:
         values = named(result, self.outputs, rows)
-        return [
-            type_.to_arrow(output.name, values[output.name])
-            for output, type_ in zip(self.outputs, self.types, strict=True)
-        ]
-
-    @property
-    def types(self) -> list[OutputType]:
-        """The types of the outputs, which are decided before the launch."""
-        return [output.type for output in self.outputs if output.type is not None]
+        return [type_.to_arrow(name, values[name]) for name, type_ in self.outputs.items()]
 
     def _row_errors(
         self, call: Call, inputs: Inputs, batch: pa.RecordBatch, first: int
@@ -142,7 +134,7 @@ class Scorer:
             places[order] = np.arange(len(order))
         taken = pa.array(places, mask=places < 0)
         outputs = []
-        for at, type_ in enumerate(self.types):
+        for at, type_ in enumerate(self.outputs.values()):
             parts = [arrays[at] for _, arrays in scored]
             whole = pa.concat_arrays(parts) if parts else pa.array([], type_.arrow)
             outputs.append(whole.take(taken))

@@ -62,8 +62,7 @@ def with_outputs(dataframe: DataFrame, scorer: Scorer, keep: Sequence[str]) -> D
         The columns to ``keep``, the outputs, and with on_error="null" the column ERRORS.
     """
     added = [
-        StructField(output.name, from_arrow_type(type_.arrow))
-        for output, type_ in zip(scorer.outputs, scorer.types, strict=True)
+        StructField(name, from_arrow_type(type_.arrow)) for name, type_ in scorer.outputs.items()
     ]
     if scorer.on_error == "null":
         added.append(StructField(ERRORS, StringType()))

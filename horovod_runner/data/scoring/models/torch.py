@@ -56,14 +56,12 @@ class TorchKind:
         elif self.form == "export":
             with path.open("rb") as file:
                 model = torch.export.load(file).module()
-            if device != "cpu":
-                model = model.to(device)
         else:
             # Mapped: the processes of a host share one copy of the weights. Our own file.
             model = torch.load(str(path), map_location="cpu", weights_only=False, mmap=True)
             model.eval().requires_grad_(False)
-            if device != "cpu":
-                model = model.to(device)
+        if device != "cpu":
+            model = model.to(device)
         call = caller(model)
         if self.form == "lightning" and _overrides_predict_step(model):
             call = partial(_predict_step, model)
