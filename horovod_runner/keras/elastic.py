@@ -3,18 +3,4 @@
 The public name of :mod:`horovod_runner.integrations.keras.elastic`.
 """
 
-from horovod_runner.integrations.keras.elastic import (
-    CommitStateCallback,
-    KerasState,
-    UpdateBatchStateCallback,
-    UpdateEpochStateCallback,
-    run,
-)
-
-__all__ = [
-    "CommitStateCallback",
-    "KerasState",
-    "UpdateBatchStateCallback",
-    "UpdateEpochStateCallback",
-    "run",
-]
+from horovod_runner.integrations.keras.elastic import *  # noqa: F403 - its __all__

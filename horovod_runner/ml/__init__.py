@@ -12,13 +12,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from horovod_runner.integrations import spark_ml as _spark_ml
-
 if TYPE_CHECKING:
-    from horovod_runner.integrations.spark_ml import *  # noqa: F403
+    from horovod_runner.ml.keras import KerasEstimator, KerasModel
+    from horovod_runner.ml.lightning import LightningEstimator, LightningModel
+    from horovod_runner.ml.torch import TorchEstimator, TorchModel
 
-__all__ = _spark_ml.__all__
+__all__ = [
+    "KerasEstimator",
+    "KerasModel",
+    "LightningEstimator",
+    "LightningModel",
+    "TorchEstimator",
+    "TorchModel",
+]
 
 
 def __getattr__(name: str) -> Any:
-    return getattr(_spark_ml, name)  # each framework is imported only for its own classes
+    # Each framework is imported only for its own classes.
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    framework = name.removesuffix("Estimator").removesuffix("Model").lower()
+    return getattr(import_module(f"{__name__}.{framework}"), name)

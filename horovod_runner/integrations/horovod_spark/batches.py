@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -59,17 +59,10 @@ class Arrange:
 
     def _rows(self, parts: Mapping[str, Any]) -> dict[str, Any]:
         assert self.row is not None  # noqa: S101 - the caller has looked
-        count = len(next(iter(parts.values())))
-        rows = []
-        for number in range(count):
-            row = {self.columns[name]: values[number] for name, values in parts.items()}
-            rows.append(self.row(row))
+        rows = [self.row(row) for row in rows_of(parts, self.columns)]
         # A removed column may be added again, with another type.
-        kept = {
-            name: column
-            for name, column in ((name, self.columns[name]) for name in parts)
-            if column not in self.removed and column not in self.edited
-        }
+        changing = {*self.removed, *self.edited}
+        kept = {name: self.columns[name] for name in parts if self.columns[name] not in changing}
         changed: dict[str, Any] = {}
         for name, column in {**kept, **dict(zip(self.edited, self.edited, strict=True))}.items():
             if column not in rows[0]:
@@ -99,6 +92,12 @@ class Arrange:
                 f"does not fit the shape {list(shape)} that the model takes: change the column, "
                 "input_shapes or label_shapes, or the model"
             ) from None
+
+
+def rows_of(parts: Mapping[str, Any], columns: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The rows of a batch, each a dict by column; ``columns`` has the column of each part."""
+    for number in range(len(next(iter(parts.values())))):
+        yield {columns[name]: values[number] for name, values in parts.items()}
 
 
 def _fits(shape: Sequence[int], wanted: Sequence[int]) -> bool:

@@ -14,6 +14,7 @@ from horovod_runner.data.feed.options import Framework
 from horovod_runner.data.scoring.models.kind import Call, ModelKind, Parts
 from horovod_runner.data.scoring.outputs import as_numpy
 from horovod_runner.integrations.horovod_spark import names
+from horovod_runner.integrations.horovod_spark.batches import rows_of
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,8 @@ class RowByRow:
     def __call__(self, parts: Parts) -> Any:
         """The outputs for the rows of a batch: one array, or several."""
         rows: list[list[Any]] = []
-        for number in range(len(next(iter(parts.values())))):
-            row = Row({self.columns[name]: values[number] for name, values in parts.items()})
-            result = self.function(self.model, row)
+        for row in rows_of(parts, self.columns):
+            result = self.function(self.model, Row(row))
             several = result if isinstance(result, list | tuple) else [result]
             rows.append([np.asarray(as_numpy(each)).reshape(-1) for each in several])
         arrays = [np.stack(column) for column in zip(*rows, strict=True)]

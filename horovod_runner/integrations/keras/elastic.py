@@ -15,6 +15,14 @@ from horovod.common.elastic import ObjectState
 
 from horovod_runner.integrations.keras.collectives import collectives
 
+__all__ = [
+    "CommitStateCallback",
+    "KerasState",
+    "UpdateBatchStateCallback",
+    "UpdateEpochStateCallback",
+    "run",
+]
+
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a function ``func(state, ...)`` that goes on from its state's last commit.

@@ -136,7 +136,7 @@ class SparkMLReader(MLReader):  # type: ignore[misc]
         store = store_of(path)
         metadata = json.loads(store.read_metadata())
         kind = self._kind
-        if metadata["class"] not in {_saved_name(kind), _saved_name(kind, old=True)}:
+        if metadata["class"] != _saved_name(kind):
             raise DataError(f"{path} must hold {kind.__qualname__}, got {metadata['class']}")
         instance = kind()
         instance._resetUid(metadata["uid"])
@@ -151,11 +151,9 @@ class SparkMLReader(MLReader):  # type: ignore[misc]
         return instance
 
 
-def _saved_name(kind: type, *, old: bool = False) -> str:
-    """The name by which Spark finds a saved class; `old`: before integrations stood together."""
+def _saved_name(kind: type) -> str:
+    """The name by which Spark finds a saved class."""
     module = kind.__module__.replace("horovod_runner.integrations.spark_ml", "horovod_runner.ml")
-    if old:
-        module = module.replace("horovod_runner.integrations.", "horovod_runner.")
     return f"{module}.{kind.__qualname__}"
 
 

@@ -27,7 +27,7 @@ def saver_of(callbacks: Sequence[Any]) -> Iterator[Any]:
     )
     with temporary_folder("lightning") as folder:
         if saver is not None:
-            saver.dirpath = saver.dirpath or str(Path(folder))
+            saver.dirpath = saver.dirpath or folder
         yield saver
 
 
@@ -38,7 +38,7 @@ def logger(logs: str | None) -> Iterator[Any]:
         yield framework.loggers.logger.DummyLogger()
         return
     with temporary_folder("lightning") as folder:
-        yield framework.loggers.TensorBoardLogger(str(folder), name=None, version="")
+        yield framework.loggers.TensorBoardLogger(folder, name=None, version="")
         copy_to_store(Path(folder), logs)
 
 
