@@ -96,7 +96,7 @@ def examine(master: str | None = None) -> Iterator[DoctorFinding]:
         yield from _with_session(master, partial(_slots, master, working))
 
 
-def examine_folder(url: str, master: str | None = None) -> Iterator[DoctorFinding]:
+def examine_folder(url: str, master: str | None) -> Iterator[DoctorFinding]:
     """Try a folder for checkpoints or datasets, also on an executor of a Spark master."""
     works = True
     for finding in try_folder(url):

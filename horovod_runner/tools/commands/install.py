@@ -28,12 +28,7 @@ from horovod_runner.tools.commands import wheels
 from horovod_runner.tools.commands.wheels import Place
 from horovod_runner.tools.horovod_build import fit
 from horovod_runner.tools.horovod_build.build import build_wheel
-from horovod_runner.tools.horovod_build.plan import (
-    BuildPlan,
-    MpiChoice,
-    find_frameworks,
-    plan_for,
-)
+from horovod_runner.tools.horovod_build.plan import BuildPlan, find_frameworks, plan_for
 from horovod_runner.tools.horovod_build.toolchain import Framework
 
 if TYPE_CHECKING:
@@ -84,46 +79,28 @@ def add(commands: Any) -> None:
         "that is built here is copied there for the others (default: $HOROVOD_RUNNER_WHEELS, for "
         "published wheels alone)",
     )
-    install.set_defaults(command=_command)
+    install.set_defaults(command=_install)
 
 
-def _command(options: argparse.Namespace) -> int:
-    chosen = {"gpu": options.gpu, "mpi": options.mpi, "rebuild": options.rebuild}
-    install(options.frameworks, **chosen, shared=options.wheels)
-    return 0
-
-
-def install(
-    frameworks: Sequence[str] | None = None,
-    *,
-    gpu: bool | None = None,
-    mpi: MpiChoice | None = None,
-    rebuild: bool = False,
-    shared: str | None = None,
-    say: Callable[[str], None] = print,
-) -> None:
-    """Build Horovod for this environment's frameworks, install it, and test an allreduce.
-
-    ``frameworks``, ``gpu`` and ``mpi`` are those of
-    :func:`horovod_runner.tools.horovod_build.plan.make_plan`; ``rebuild`` uses no existing wheel.
-    ``shared`` is a path or URL with wheels; None means ``$HOROVOD_RUNNER_WHEELS``, for published
-    wheels alone. ``say`` is called with each line of progress.
-    """
-    supported = find_frameworks(frameworks)
-    place = _place(shared)
+def _install(options: argparse.Namespace) -> int:
+    supported = find_frameworks(options.frameworks)
+    place = _place(options.wheels)
     published = None
-    if place and not rebuild:
-        wanted = fit.wish(supported, gpu, mpi, gpus=bool(visible_gpus()))
-        published = find_published_wheel(place, wanted, say)
+    if place and not options.rebuild:
+        wanted = fit.wish(supported, options.gpu, options.mpi, gpus=bool(visible_gpus()))
+        published = find_published_wheel(place, wanted, print)
     if published:
         wheel, sha256 = published
-        pip_install(wheel, say, sha256)
+        pip_install(wheel, print, sha256)
     else:
-        plan = plan_for(supported, gpu, mpi)
-        say(plan.describe())
-        wheel = find_or_build_wheel(plan, rebuild=rebuild, place=place if shared else None, say=say)
-        pip_install(wheel, say)
-    prove(supported, say)
+        plan = plan_for(supported, options.gpu, options.mpi)
+        print(plan.describe())
+        # The variable's place has published wheels alone: nothing is copied there.
+        shared = place if options.wheels else None
+        wheel = find_or_build_wheel(plan, rebuild=options.rebuild, place=shared, say=print)
+        pip_install(wheel, print)
+    prove(supported, print)
+    return 0
 
 
 def pip_install(wheel: Path, say: Callable[[str], None], sha256: str | None = None) -> None:

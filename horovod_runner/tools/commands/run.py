@@ -7,7 +7,7 @@ import ast
 import os
 import sys
 import tokenize
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from importlib import import_module, util
 from pathlib import Path
@@ -73,7 +73,7 @@ def add(commands: Any) -> None:
 
 def _command(options: argparse.Namespace) -> int:
     try:
-        return run(options, options.arguments)
+        return run(options)
     except (UsageError, ValueError) as error:
         print(f"horovod-runner run: {error}", file=sys.stderr)
         return 2
@@ -143,7 +143,7 @@ def _check(source: str, where: str, function: str | None) -> None:
         raise UsageError(f"{where} defines no {function}")
 
 
-def run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
+def run(options: argparse.Namespace) -> int:
     """Run the target of the command line; returns the exit status of the training.
 
     0 for success, the exit code of the first rank that failed, 128 plus the number of the signal
@@ -158,7 +158,7 @@ def run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     # As Python itself does: the script's folder, or for a module the current one.
     sys.path.insert(0, str(Path(script).absolute().parent) if is_file else os.getcwd())
     main = find_main(options.target, options.function)
-    sys.argv = [script, *arguments]
+    sys.argv = [script, *options.arguments]
     np, started_by = _where(options.np, options.master)
     if not _is_above_0(np) and (options.master or options.conf):
         raise UsageError(

@@ -16,11 +16,9 @@ import hashlib
 import shutil
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
-from typing import Any
 
-from horovod_runner.common.files import file_sha256
+from horovod_runner.common.files import file_sha256, unpack
 from horovod_runner.errors import InstallError
 from horovod_runner.tools.horovod_build.patching import apply, read_patches
 
@@ -50,21 +48,13 @@ def fetch(folder: Path) -> Path:
             f"Horovod {VERSION}'s source could not be downloaded: {reason}. "
             "Check pip's package index (pip config list) and the network."
         )
-    return unpack(archive, folder)
-
-
-def unpack(archive: Path, folder: Path, sha256: str = SHA256) -> Path:
-    """Unpack the downloaded source into ``folder`` and return its root folder."""
     received = file_sha256(archive)
-    if received != sha256:
+    if received != SHA256:
         raise InstallError(
             f"the downloaded {archive.name} is not Horovod {VERSION}: its SHA-256 is {received}, "
-            f"not {sha256}. Check pip's package index (pip config list)."
+            f"not {SHA256}. Check pip's package index (pip config list)."
         )
-    # Debian 12's Python 3.11.2 has no extraction filters. The digest has vouched for the archive.
-    safely: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
-    with tarfile.open(archive) as tar:
-        tar.extractall(folder, **safely)  # noqa: S202 - see above
+    unpack(archive, folder)
     return folder / f"horovod-{VERSION}"
 
 

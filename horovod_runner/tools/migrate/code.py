@@ -86,8 +86,6 @@ class Code:
 
     def statement(self, node: cst.CSTNode) -> cst.SimpleStatementLine | None:
         """The line of statements that a node is in; None in the head of a block."""
-        if isinstance(node, cst.SimpleStatementLine):
-            return node
         line = self.around(node, cst.SimpleStatementLine, cst.BaseSuite)
         return line if isinstance(line, cst.SimpleStatementLine) else None
 
@@ -208,8 +206,7 @@ class _Apply(cst.CSTTransformer):
         if isinstance(new, cst.IndentedBlock | cst.Module):
             new = self._without_empty(new)
         for node in new if isinstance(new, cst.FlattenSentinel) else [new]:
-            if isinstance(node, cst.CSTNode):
-                self._lines[node] = self._code.line(original_node)
+            self._lines[node] = self._code.line(original_node)
         return new
 
     def _without_empty(self, block: Any) -> Any:

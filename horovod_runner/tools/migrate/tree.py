@@ -153,10 +153,8 @@ def before(*lines: str) -> Change:
     """Write lines above a statement, below the comments above it."""
 
     def change(old: Any) -> Any:
-        first, *others = statements(*lines)
-        first = first.with_changes(leading_lines=old.leading_lines)
         blank = [cst.EmptyLine(indent=False)] if not lines[-1] else []
-        return cst.FlattenSentinel([first, *others, old.with_changes(leading_lines=blank)])
+        return cst.FlattenSentinel([*instead(*lines)(old), old.with_changes(leading_lines=blank)])
 
     return change
 

@@ -91,12 +91,7 @@ def _reading_lines(reading: VerifyReading, width: int) -> list[str]:
 
 
 def write_page(report: VerifyReport, path: Path) -> None:
-    """Write the page to a file that only this user can read."""
-    write(page(report), path)
-
-
-def page(report: VerifyReport) -> str:
-    """The report as HTML that loads nothing from elsewhere."""
+    """Write the report as HTML that loads nothing from elsewhere, to a file for this user alone."""
     machine = report.machine
     facts = [("began", numbers.clock_time(report.began)), ("cores", f"{machine.cores}")]
     facts += [("NCCL", machine.nccl)] if machine.nccl else []
@@ -106,7 +101,7 @@ def page(report: VerifyReport) -> str:
         if each.horovod is not None and not each.horovod.error:
             planes = ", ".join(each.horovod.built)
             facts.append((f"Horovod for {each.name}", f"{each.horovod.version}, {planes}"))
-    return render(
+    page = render(
         "horovod_runner.tools.verify",
         "page.html",
         report=report,
@@ -121,3 +116,4 @@ def page(report: VerifyReport) -> str:
         verdicts=_VERDICTS,
         kinds={True: "passed", False: "failed", None: "skipped"},
     )
+    write(page, path)

@@ -46,7 +46,7 @@ def _in_sparkdl(name: str) -> bool:
 @on(m.ImportFrom())
 def _sparkdl(_code: Code, node: cst.ImportFrom) -> OldCode | None:
     imported = tree.imports_of(node)
-    if not any(map(_in_sparkdl, imported)) or node.module is None:
+    if not any(map(_in_sparkdl, imported)):
         return None
     homes = {_SPARKDL.get(name) for name in imported}
     if len(homes) == 1 and (home := homes.pop()):
@@ -84,17 +84,14 @@ def _whole_sparkdl(code: Code, node: cst.Import) -> OldCode | None:
 
 @on(m.ImportFrom(), when=lambda code: not uses_keras_2(code))
 def _horovod_keras(_code: Code, node: cst.ImportFrom) -> OldCode | None:
-    module = tree.dotted(node.module)
-    if node.module is not None and _KERAS.match(module):
-        new = tree.becomes(_KERAS.sub("horovod_runner.keras", module))
-        return OldCode(node, f"{module} {_AVERAGES_NOTHING}", {node.module: new})
-    if node.module is not None and tree.imports_of(node) in (
-        ["horovod.keras"],
-        ["horovod.tensorflow.keras"],
-    ):
-        new = tree.becomes("horovod_runner")
-        return OldCode(node, f"{module}.keras {_AVERAGES_NOTHING}", {node.module: new})
-    return None
+    old, new = tree.dotted(node.module), "horovod_runner"
+    if _KERAS.match(old):
+        new = _KERAS.sub("horovod_runner.keras", old)
+    elif tree.imports_of(node) in (["horovod.keras"], ["horovod.tensorflow.keras"]):
+        old += ".keras"
+    else:
+        return None
+    return OldCode(node, f"{old} {_AVERAGES_NOTHING}", {node.module: tree.becomes(new)})
 
 
 @on(m.ImportAlias(), when=lambda code: not uses_keras_2(code))

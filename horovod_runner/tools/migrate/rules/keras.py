@@ -284,7 +284,7 @@ def _moved(code: Code, node: cst.ImportFrom) -> OldCode | None:
         why = f"The package keras has lost much of {first}; tf.keras still has it"
     else:
         return _np_utils(code, node) if (short, imported) == ("keras.utils", {"np_utils"}) else None
-    return OldCode(node, why, {node.module: tree.becomes(home)} if node.module else {})
+    return OldCode(node, why, {node.module: tree.becomes(home)})
 
 
 def _np_utils(code: Code, node: cst.ImportFrom) -> OldCode:

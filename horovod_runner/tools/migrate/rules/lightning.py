@@ -11,7 +11,6 @@ from horovod_runner.tools.migrate import tree
 from horovod_runner.tools.migrate.code import Code, OldCode
 from horovod_runner.tools.migrate.rules.rule import fix, on
 
-_PACKAGES: Final = ("pytorch_lightning", "lightning")
 #: Arguments of the Trainer that Lightning 2 has under another name.
 _RENAMED: Final = {
     "checkpoint_callback": "enable_checkpointing",
@@ -35,11 +34,10 @@ _DROPPED: Final = {
 }
 #: Kinds of expressions that say how many GPUs, or which.
 _NUMBERS: Final = (cst.Integer, cst.UnaryOperation, cst.SimpleString, cst.List)
-_EPOCHS: Final = ("on_epoch_start", "on_epoch_end")
 
 
 def _applies(code: Code) -> bool:
-    return code.imports(*_PACKAGES)
+    return code.imports("pytorch_lightning", "lightning")
 
 
 @on(m.Call(tree.ending("Trainer")))
@@ -139,7 +137,7 @@ for _step in ("training", "validation", "test", "predict"):
         "there",
         when=_applies,
     )
-for _name in _EPOCHS:
+for _name in ("on_epoch_start", "on_epoch_end"):
     fix(
         m.FunctionDef(name=m.Name(_name)),
         f"Lightning 2 does not call {_name}: write {_name.replace('on_', 'on_train_')}, and the "

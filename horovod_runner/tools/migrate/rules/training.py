@@ -281,7 +281,7 @@ def _is_scaled(code: Code, calls: list[cst.Call], made: list[cst.Call]) -> bool:
 def _unscaled(code: Code, call: cst.Call) -> OldCode:
     is_torch = code.name(call.func).startswith("torch.")
     name, position = ("lr", 1) if is_torch else ("learning_rate", 0)
-    rate = tree.argument(call, "lr") or tree.argument(call, name, position)
+    rate = tree.argument(call, name, position)
     text = "..." if rate is None else code.source(rate.value)
     return OldCode(
         call,

@@ -115,7 +115,7 @@ def collectives(large: int) -> list[Reduced]:
     return found
 
 
-def is_right(result: Any, expected: Any, within: float = 0.0) -> bool:
+def is_right(result: Any, expected: Any, within: float) -> bool:
     """Whether a tensor is the expected one; ``within`` is the largest relative difference."""
     if result.shape != expected.shape:
         return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -99,8 +100,6 @@ def hold_and_fail(how: str, held: int, sign: str) -> None:
     ``sign`` is the start of the paths of files that say that a rank holds its memory. The driver
     answers each by another one, when it has looked at the GPUs.
     """
-    import signal
-
     import horovod.torch as hvd
     import torch
 
@@ -194,8 +193,6 @@ def count_up(folder: str) -> tuple[int, str]:
     Returns:
         The number of steps, and the type of the tensor's device.
     """
-    import signal
-
     import horovod.torch as hvd
     import torch
 

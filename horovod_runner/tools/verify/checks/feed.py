@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from statistics import median
 from typing import Any, Final, NamedTuple
@@ -67,8 +69,6 @@ def write_rows(path: Path, size: FeedSize) -> None:
 
 def read(data: Any, size: FeedSize) -> Fed:
     """Read the dataset, and time steps with it and without; the ranks' ``main``."""
-    import time
-
     import horovod.torch as hvd
     import torch
 
@@ -116,8 +116,6 @@ def read(data: Any, size: FeedSize) -> Fed:
 
 def other_stream(on_gpu: bool) -> Any:
     """Another stream of the GPU for what is computed meanwhile; nothing on CPUs."""
-    from contextlib import nullcontext
-
     import torch
 
     if not on_gpu:
@@ -129,8 +127,6 @@ def other_stream(on_gpu: bool) -> Any:
 
 def profiled(on_gpu: bool) -> Any:
     """The profiler of torch for what the GPU does, in all threads; nothing on CPUs."""
-    from contextlib import nullcontext
-
     from torch.profiler import ProfilerActivity, profile
 
     return profile(activities=[ProfilerActivity.CUDA]) if on_gpu else nullcontext()

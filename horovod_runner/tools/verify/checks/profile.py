@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -42,8 +43,6 @@ def profile(case: VerifyCase) -> Iterator[VerifyReading]:
 
 def train(seconds: float, width: int) -> int:
     """Train for some seconds; the ranks' ``main``. Returns the steps, the same on all ranks."""
-    import time
-
     import horovod.torch as hvd
     import torch
 

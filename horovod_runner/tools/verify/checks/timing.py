@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from statistics import median
 
@@ -14,8 +15,6 @@ def take_turns(
     A turn has ``count`` calls. The first one is not counted: it makes buffers and connections, and
     cuDNN chooses its algorithms.
     """
-    import time
-
     import horovod.torch as hvd
     import torch
 
