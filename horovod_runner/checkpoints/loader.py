@@ -23,7 +23,7 @@ from horovod_runner.errors import CheckpointError
 from horovod_runner.host.folders.opening import open_folder
 from horovod_runner.host.scratch import temporary_folder
 from horovod_runner.wire import collectives
-from horovod_runner.wire.collectives import SmallCollectives
+from horovod_runner.wire.collectives import ALONE, SmallCollectives
 from horovod_runner.wire.job_file import CheckpointPlan
 from horovod_runner.wire.marker import Marker
 
@@ -79,7 +79,7 @@ def load(
         RuntimeError: the ranks are not connected yet.
     """
     # Also in a new training: a main that calls this too early should fail now, not at a restart.
-    ranks = None if size == 1 else connect()
+    ranks = ALONE if size == 1 else connect()
     checkpoints = _Loading(plan, rank, ranks, warn, into)
     if commits is None:
         return checkpoints.load(plan.resume)
@@ -96,13 +96,12 @@ def load(
         if len(owners) == size:
             assert held is not None  # noqa: S101 - all ranks have it
             return _loaded(held.commit, held.read())
-        assert ranks is not None  # noqa: S101 - a single rank would have it
         own = held if rank in owners else None
         return _share_commit(own, owners[0], rank, ranks, commits if keeps else None)
 
 
 def _agree(
-    held: Held | None, ranks: SmallCollectives | None, size: int
+    held: Held | None, ranks: SmallCollectives, size: int
 ) -> tuple[Commit | None, Sequence[int]]:
     """The age of the newest commit of all hosts, as a commit, and the ranks that have that commit.
 
@@ -111,7 +110,7 @@ def _agree(
     ours = [0, 0, 0]
     if held is not None:
         ours = [held.commit.attempt, held.commit.number, held.commit.next_checkpoint]
-    gathered = [ours] if ranks is None else ranks.gather(ours)
+    gathered = ranks.gather(ours)
     # Of one commit, only the ranks that call save_checkpoint know of all checkpoints before it.
     attempt, number, next_checkpoint = max(gathered)
     owners = [rank for rank in range(size) if gathered[rank][:2] == [attempt, number]]
@@ -125,7 +124,7 @@ class _Loading:
 
     plan: CheckpointPlan
     rank: int
-    ranks: SmallCollectives | None
+    ranks: SmallCollectives
     warn: Callable[[str], None]
     into: Callable[[], Mapping[str, Any]] | None
     required: bool = True  # it is an error if no checkpoint is intact
@@ -158,13 +157,12 @@ class _Loading:
         ranks = self.ranks
         if self.rank == 0:
             intact = self._latest_intact(markers, cleanup)
-            if ranks is not None:
+            if ranks is not ALONE:  # it would read the file once more
                 index = len(markers) if intact is None else markers.index(intact[1])
                 ranks.broadcast(index.to_bytes(8, "little"), 8)
                 if intact is not None and intact[0] is not None:
                     _send_file(intact[0], ranks)
             return intact
-        assert ranks is not None  # noqa: S101 - rank 1 and above exist only if size > 1
         index = int.from_bytes(ranks.broadcast(b"", 8), "little")
         if index == len(markers):
             return None
@@ -236,8 +234,7 @@ class _Loading:
         return None
 
     def _ranks_where(self, condition: bool) -> list[int]:
-        ours = [int(condition)]
-        found = [ours] if self.ranks is None else self.ranks.gather(ours)
+        found = self.ranks.gather([int(condition)])
         return [rank for rank, (holds,) in enumerate(found) if holds]
 
 

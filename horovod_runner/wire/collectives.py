@@ -82,6 +82,10 @@ class SmallCollectives:
         return np.asarray(self.sum_arrays(totals, "horovod_runner.evaluate"))
 
 
+#: Those of a rank that has no others.
+ALONE = SmallCollectives((0, 1), lambda array, _root, _name: array, lambda array, _name: array)
+
+
 def _of_horovod_torch(hvd: Any) -> SmallCollectives:
     from torch import from_numpy
 
@@ -110,14 +114,13 @@ def _of_torch(torch: Any) -> SmallCollectives:
     distributed = torch.distributed
     device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
 
-    def broadcast(array: Any, root: int, _name: str) -> Any:
+    def on_device(collective: Callable[..., Any], array: Any, *options: Any) -> Any:
         tensor = torch.from_numpy(array).to(device)
-        distributed.broadcast(tensor, root)
+        collective(tensor, *options)
         return tensor.cpu().numpy()
 
-    def add(array: Any, _name: str) -> Any:
-        summed = torch.from_numpy(array).to(device)
-        distributed.all_reduce(summed)
-        return summed.cpu().numpy()
-
-    return SmallCollectives((distributed.get_rank(), distributed.get_world_size()), broadcast, add)
+    return SmallCollectives(
+        (distributed.get_rank(), distributed.get_world_size()),
+        lambda array, root, _: on_device(distributed.broadcast, array, root),
+        lambda array, _: on_device(distributed.all_reduce, array),
+    )

@@ -31,7 +31,7 @@ from horovod_runner.errors import CheckpointError
 from horovod_runner.host.folders.folder import PART, Folder
 from horovod_runner.host.folders.problems import describe
 from horovod_runner.wire import collectives
-from horovod_runner.wire.collectives import SmallCollectives
+from horovod_runner.wire.collectives import ALONE
 from horovod_runner.wire.job_file import CheckpointPlan
 from horovod_runner.wire.marker import METADATA, marker_name
 
@@ -63,19 +63,19 @@ class Sharder:
     ) -> None:
         self._plan = plan
         self._rank = rank
-        self._ranks: SmallCollectives | None = None
+        self._ranks = ALONE
         self._store: PartsStore | None = None
         if size > 1:
             self._ranks = collectives.connected("save_checkpoint(sharded=True) divides the state")
         self._check_folder(sees)
-        if self._ranks is not None:
+        if size > 1:
             self._store = PartsStore(rank, self._ranks, limits.checkpoint_meeting)
         self._digests: list[int] = []
         self._division: _Division | None = None
         self._buffers: dict[MetadataIndex, Any] = {}
 
     def _check_folder(self, sees: bool) -> None:
-        blind = [rank for rank, (own,) in enumerate(self._gather([sees])) if not own]
+        blind = [rank for rank, (own,) in enumerate(self._ranks.gather([sees])) if not own]
         if blind:
             raise CheckpointError(
                 f"sharded=True: {ranks_text(blind)} cannot see the folder of checkpoints, "
@@ -126,7 +126,7 @@ class Sharder:
     ) -> _Division:
         digest = hashlib.blake2b(local, digest_size=_DIGEST_BYTES).digest()
         ours = [number, step, int.from_bytes(digest, "little", signed=True)]
-        gathered = self._gather(ours)
+        gathered = self._ranks.gather(ours)
         for rank, other in enumerate(gathered):
             if other[:2] != gathered[0][:2]:
                 texts = [f"number {each[0]} of step {each[1]}" for each in (gathered[0], other)]
@@ -143,12 +143,7 @@ class Sharder:
             self._division, self._digests = _Division(divided, metadata, merge(shapes)), digests
         return self._division
 
-    def _gather(self, numbers: Sequence[int]) -> list[list[int]]:
-        return [list(numbers)] if self._ranks is None else self._ranks.gather(numbers)
-
     def _exchange(self, data: bytes) -> list[bytes]:
-        if self._ranks is None:
-            return [data]
         counts = self._ranks.gather([len(data)])
         return [
             self._ranks.broadcast(data if root == self._rank else b"", count, root)
