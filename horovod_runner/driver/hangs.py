@@ -175,8 +175,7 @@ class HangWatch:
             waiting = [rank for rank in range(size) if rank not in missing]
             more = len(tensors) - _SHOWN_TENSORS
             named = ", ".join(tensors[:_SHOWN_TENSORS]) + (f" and {more} more" if more > 0 else "")
-            verb = "waits" if len(waiting) == 1 else "wait"
-            lines.append(f"{ranks_text(waiting)} {verb} in {named} for {ranks_text(missing)}")
+            lines.append(f"{_wait_text(waiting)} in {named} for {ranks_text(missing)}")
         frozen = [rank for rank, known in self._ranks.items() if known.activity.frozen]
         if frozen:
             verb = "is" if len(frozen) == 1 else "are"
@@ -184,8 +183,7 @@ class HangWatch:
         waiting = self._waiting()
         others = [rank for rank in self._ranks if rank not in waiting]
         if not lines and waiting and others:
-            verb = "waits" if len(waiting) == 1 else "wait"
-            lines.append(f"{ranks_text(waiting)} {verb} in a collective for {ranks_text(others)}")
+            lines.append(f"{_wait_text(waiting)} in a collective for {ranks_text(others)}")
         if not lines:
             lines.append("no rank computes or prints anything")
         gone = [rank for rank in range(size) if rank not in self._ranks]
@@ -217,3 +215,7 @@ class HangWatch:
     def stacks(self) -> str:
         """All ranks' stacks at the last inspection."""
         return stacks.show({rank: known.stack or "" for rank, known in self._ranks.items()})
+
+
+def _wait_text(ranks: list[int]) -> str:
+    return f"{ranks_text(ranks)} {'waits' if len(ranks) == 1 else 'wait'}"

@@ -65,9 +65,7 @@ class SparkLaunch(Launch):
         self._outcomes: list[Outcome] = []
         self._error: BaseException | None = None
         self._done = threading.Event()
-        thread = _inheriting_thread(spark)(target=self._run)
-        thread.daemon = True
-        thread.start()
+        _start_inheriting_thread(spark, self._run)
         if detaches:
             start_thread("tasks", self._watch_starts)
 
@@ -238,13 +236,19 @@ def _tasks(spark: SparkSession, stage: SparkStageInfo, most: int) -> Iterator[An
     yield from map(tasks.apply, range(tasks.size()))
 
 
-def _inheriting_thread(spark: SparkSession) -> Callable[..., threading.Thread]:
-    """The class of threads that inherit the caller's job properties (pool, description)."""
-    if spark_context(spark) is None:
-        return threading.Thread  # Spark Connect has no such properties
-    from pyspark import InheritableThread
+def _start_inheriting_thread(
+    spark: SparkSession, target: Callable[..., object], *args: object
+) -> threading.Thread:
+    """Start a daemon thread that inherits the caller's job properties (pool, description)."""
+    make: Callable[..., threading.Thread] = threading.Thread
+    if spark_context(spark) is not None:  # Spark Connect has no such properties
+        from pyspark import InheritableThread
 
-    return InheritableThread  # type: ignore[no-any-return]
+        make = InheritableThread
+    thread = make(target=target, args=args)
+    thread.daemon = True
+    thread.start()
+    return thread
 
 
 class SparkMembers(MemberTasks):
@@ -268,13 +272,10 @@ class SparkMembers(MemberTasks):
         self._leaving = request.leaving
         self._over = threading.Event()
         self._collecting: set[int] = set()  # the seats with a job whose end is not reported
-        make_thread = _inheriting_thread(spark)
         self._threads = [
-            make_thread(target=self._keep, args=(seat, task)) for seat, task in enumerate(tasks)
+            _start_inheriting_thread(spark, self._keep, seat, task)
+            for seat, task in enumerate(tasks)
         ]
-        for thread in self._threads:
-            thread.daemon = True
-            thread.start()
         if (conf_of(spark, "spark.decommission.enabled") or "").lower() == "true":
             start_thread("decommission", self._watch)
 

@@ -110,7 +110,7 @@ class TensorBoardSink(MeasuringSink):
         if self._summary.has_any:
             self._write_summary()
             found = _code_block(str(run.diagnose()))
-            self._file(_PROFILE).text("profile/diagnosis", found, self._summary.steps)
+            self._file(_PROFILE).text("profile/diagnosis", found, self._summary.steps, time.time())
         for file in self._files.values():
             file.close()
 
@@ -162,7 +162,7 @@ class _EventFile:
             log = self._event_pb2.SessionLog(status=self._event_pb2.SessionLog.START)
             self._write(wall_time=when, step=step, session_log=log)
             if self._params:
-                self._summary([self._text("params", self._params)], step, when)
+                self.text("params", self._params, step, when)
             self.restarted = False
         value = self._summary_pb2.Summary.Value
         values = [value(tag=name, simple_value=number) for name, number in wanted.items()]
@@ -175,11 +175,8 @@ class _EventFile:
         count = self._counts[name] = self._counts.get(name, 0) + 1
         return count % (1 << (count // _MANY).bit_length()) == 0
 
-    def text(self, tag: str, markdown: str, step: int) -> None:
-        """Append a text."""
-        self._summary([self._text(tag, markdown)], step, time.time())
-
-    def _text(self, tag: str, markdown: str) -> Any:
+    def text(self, tag: str, markdown: str, step: int, when: float) -> None:
+        """Append a text; ``when`` is in seconds since the epoch."""
         from tensorboard.compat.proto import tensor_pb2, tensor_shape_pb2, types_pb2
 
         tensor = tensor_pb2.TensorProto(
@@ -189,7 +186,8 @@ class _EventFile:
         )
         metadata = self._summary_pb2.SummaryMetadata
         described = metadata(plugin_data=metadata.PluginData(plugin_name="text"))
-        return self._summary_pb2.Summary.Value(tag=tag, metadata=described, tensor=tensor)
+        value = self._summary_pb2.Summary.Value(tag=tag, metadata=described, tensor=tensor)
+        self._summary([value], step, when)
 
     def _summary(self, values: list[Any], step: int, when: float) -> None:
         summary = self._summary_pb2.Summary(value=values)
@@ -208,7 +206,7 @@ class _EventFile:
         """Say how many values are left out, if any, and close the file."""
         if self._left_out:
             text = f"{self._left_out:,} values are left out: a metric has more than {_MANY:,}."
-            self.text("left_out", text, self._step)
+            self.text("left_out", text, self._step, time.time())
         with self._named():
             self._writer.close()
 

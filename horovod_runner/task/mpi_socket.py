@@ -27,7 +27,7 @@ class MpiSocket:
     ) -> None:
         connection.setblocking(False)
         self._connection = connection
-        self._pmi = Pmi(assignment.slot.rank, assignment, send)
+        self._pmi = Pmi(assignment, send)
 
     def fileno(self) -> int:
         """The socket's descriptor, for a poller."""

@@ -37,8 +37,3 @@ def receive(link: Link, seconds: float) -> list[FromDriver]:
     if link.lost:
         raise CalledOffError(LOST_DRIVER)
     return received
-
-
-def stay_alive(link: Link) -> None:
-    """Send the driver a heartbeat while the worker is being started; raises as :func:`receive`."""
-    receive(link, 0)  # no message concerns a rank at this point, except Stop

@@ -77,7 +77,7 @@ class WorkerProcess:
         mpi: bool = False,
         owner: int | None = None,
         preload: Sequence[str] = (),
-        meanwhile: Callable[[], None] = lambda: None,
+        meanwhile: Callable[[], object] = lambda: None,
     ) -> None:
         self._limits = job.limits
         variables = {**inherited_environment(inherited), **environment}

@@ -29,7 +29,7 @@ from horovod_runner.host.scratch import (
     remove_left,
 )
 from horovod_runner.task import meeting, transfer
-from horovod_runner.task.orders import DetachError, stay_alive
+from horovod_runner.task.orders import DetachError, receive
 from horovod_runner.task.process import WorkerProcess
 from horovod_runner.task.relay import Relay
 from horovod_runner.wire import messages
@@ -215,7 +215,8 @@ class _RankTask:
             mpi=assignment.controller == "mpi",
             owner=setup.owner if warm else None,
             preload=() if isinstance(preload, bool) else preload,
-            meanwhile=lambda: stay_alive(self.link),
+            # For heartbeats: no message concerns a rank at this point, except Stop.
+            meanwhile=lambda: receive(self.link, 0),
         ) as worker:
             relay = Relay(job, assignment, self.link, worker, setup.echo)
             with _restart_prepared(worker, setup.commits):

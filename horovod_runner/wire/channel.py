@@ -103,12 +103,10 @@ class Channel:
         # In a separate thread: all of ZeroMQ stalls when these events are not read, and the
         # receiving thread may be busy with a slow terminal.
         self._counter = start_thread("events", self._count_events)
-        self._wake_read, self._wake_write = os.pipe()
-        os.set_blocking(self._wake_read, False)
-        os.set_blocking(self._wake_write, False)
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._wake_lock = threading.Lock()
         self._poller = zmq.Poller()
-        for source in (self._socket, self._wake_read):
+        for source in (self._socket, self._wake):
             self._poller.register(source, zmq.POLLIN)
         try:
             port = self._bind(host, address)
@@ -141,8 +139,8 @@ class Channel:
         Waits at most ``timeout`` seconds (None: without limit) for a message or :meth:`wake`.
         """
         ready = dict(self._poller.poll(None if timeout is None else math.ceil(timeout * 1000)))
-        if self._wake_read in ready:
-            os.read(self._wake_read, 4096)
+        if self._wake in ready:
+            os.eventfd_read(self._wake)
         if self._socket in ready:
             yield from self._take()
 
@@ -188,8 +186,7 @@ class Channel:
         """Make :meth:`batches` go on. Safe to call from other threads."""
         with self._wake_lock:
             if not self._socket.closed:  # a closed descriptor's number may be in use again
-                with suppress(BlockingIOError):  # the pipe is full, so it is awake already
-                    os.write(self._wake_write, b"w")
+                os.eventfd_write(self._wake, 1)
 
     def close(self) -> None:
         """Close the socket, the threads and the descriptors. May be called twice."""
@@ -200,8 +197,7 @@ class Channel:
         self._monitor.close(linger=0)
         with self._wake_lock:
             self._socket.close(linger=round(self._limits.last_orders * 1000))
-            os.close(self._wake_read)
-            os.close(self._wake_write)
+            os.close(self._wake)
         self._authenticator.stop()
         self._context.term()
 

@@ -40,15 +40,11 @@ def complete(data: bytes | bytearray) -> int:
 
 
 class FrameSplitter:
-    """Cuts a stream, of which pieces arrive, into whole frames.
-
-    Attributes:
-        broken: whether something else than frames has arrived; what follows it is dropped.
-    """
+    """Cuts a stream, of which pieces arrive, into whole frames."""
 
     def __init__(self) -> None:
         self._partial = bytearray()  # the beginning of a frame whose end has not arrived
-        self.broken = False
+        self._broken = False  # whether something else than frames has arrived
 
     def feed(self, data: bytes) -> bytes:
         """Add a piece; returns the batch that it completes, which may be empty.
@@ -56,14 +52,14 @@ class FrameSplitter:
         Raises:
             ValueError: as :func:`complete`, once; from then on every piece is dropped.
         """
-        if self.broken:
+        if self._broken:
             return b""
         partial = self._partial
         partial += data
         try:
             end = complete(partial)
         except ValueError:
-            self.broken = True
+            self._broken = True
             partial.clear()
             raise
         with memoryview(partial) as view:

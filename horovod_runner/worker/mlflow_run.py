@@ -35,9 +35,9 @@ def absolute(uri: str) -> str:
     return Path(unquote(urlparse(uri).path if colon else uri)).absolute().as_uri()
 
 
-def enter(run: MLflowRun | None) -> None:
+def enter(run: MLflowRun) -> None:
     """Set MLflow's variables for what rank 0 logs, and for its child processes."""
-    if run is not None and run.variables and _sees(run):
+    if run.variables and _sees(run):
         for name in _OWN_RUN:
             os.environ.pop(name, None)
         os.environ.update(run.variables)

@@ -62,13 +62,13 @@ def failures(view: View) -> dict[str, Any] | None:
         if info.exit_code:
             codes.setdefault(info.exit_code, []).append(info.rank)
     full = [each.number for each in attempts if each.error][-_MOST_ERRORS:]
-    texts = [
-        without_password(_text(each) if each.number in full else each.error) for each in attempts
-    ]
     return {
         "attempts": [
-            (_title(view, each), text if each.number in full else text[:_SHORT])
-            for each, text in zip(attempts, texts, strict=True)
+            (
+                _title(view, each),
+                _text(each) if each.number in full else without_password(each.error)[:_SHORT],
+            )
+            for each in attempts
         ],
         "cut": view.run.attempts_cut,
         "ends": "; ".join(f"{ranks_text(some)}: exit code {code}" for code, some in codes.items()),
@@ -76,9 +76,10 @@ def failures(view: View) -> dict[str, Any] | None:
 
 
 def _text(attempt: Attempt) -> str:
+    whole = attempt.details or attempt.error
     if attempt.details == DETAILS_LEFT_OUT:
-        return f"{attempt.error}\n\n{DETAILS_LEFT_OUT}"
-    return attempt.details or attempt.error
+        whole = f"{attempt.error}\n\n{DETAILS_LEFT_OUT}"
+    return without_password(whole)
 
 
 def _title(view: View, attempt: Attempt) -> str:

@@ -63,15 +63,9 @@ class Machines:
             rank += 1
         return max(0.0, host.cores - own)
 
-    @property
-    def ranks(self) -> list[int]:
-        """The ranks that were measured."""
-        return list(self._by_rank)
-
-    def latest(self, rank: int) -> Machine | None:
-        """The last measurement of a rank; None before the first."""
-        measured = self._by_rank.get(rank)
-        return measured[-1] if measured else None
+    def latest(self) -> dict[int, Machine]:
+        """The last measurement of each rank, by rank."""
+        return {rank: measured[-1] for rank, measured in self._by_rank.items()}
 
     def all(self) -> list[Machine]:
         """All measurements, in the order of ranks and times."""

@@ -161,13 +161,14 @@ class RunProfile:
     def recent(self) -> dict[int, Recent]:
         """What was last heard of each rank, by rank; cheap enough for every second."""
         with self._lock:
+            machines = self._machines.latest()
             return {
                 rank: Recent(
                     self._rows.get(rank, [])[-_RECENT_ROWS:],
                     self._heard.get(rank, 0.0),
-                    self._machines.latest(rank),
+                    machines.get(rank),
                 )
-                for rank in self._rows.keys() | set(self._machines.ranks)
+                for rank in self._rows.keys() | machines.keys()
             }
 
     def steps(self, rank: int) -> int:

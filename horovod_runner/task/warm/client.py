@@ -108,7 +108,7 @@ class ForkServer:
         self._directory = directory or os.getcwd()
         self._parent = Path(tempfile.gettempdir())
 
-    def fork(self, descriptors: Sequence[int], meanwhile: Callable[[], None]) -> ForkedGuard:
+    def fork(self, descriptors: Sequence[int], meanwhile: Callable[[], object]) -> ForkedGuard:
         """Have the fork server fork a guard and its worker.
 
         Args:
@@ -143,7 +143,7 @@ class ForkServer:
             raise NotForkedError(f"the fork server does not answer: {error!r}") from error
 
     def _fork(
-        self, folder: Path, descriptors: Sequence[int], meanwhile: Callable[[], None]
+        self, folder: Path, descriptors: Sequence[int], meanwhile: Callable[[], object]
     ) -> ForkedGuard:
         with ExitStack() as stack:
             file = stack.enter_context(unnamed_file("forking"))
@@ -262,7 +262,7 @@ def _end(folders: Sequence[Path], patience: float) -> None:
 
 
 def _await_answer(
-    connection: socket.socket, meanwhile: Callable[[], None], patience: float
+    connection: socket.socket, meanwhile: Callable[[], object], patience: float
 ) -> None:
     poller = select.poll()
     poller.register(connection, select.POLLIN)

@@ -65,6 +65,7 @@ def _broadcast(module: Any, optimizer: Any, root_rank: int) -> None:
     from horovod.torch import mpi_ops
 
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    own_sizes = [len(group["params"]) for group in optimizer.param_groups]
     is_root = mpi_ops.rank() == root_rank
     tensors: list[Any] = []
     own = None
@@ -75,10 +76,8 @@ def _broadcast(module: Any, optimizer: Any, root_rank: int) -> None:
             {name: value for name, value in group.items() if name != "params"}
             for group in optimizer.param_groups
         ]
-        sizes = [len(group["params"]) for group in optimizer.param_groups]
-        own = (_map(state, functools.partial(_take, tensors)), options, sizes)
+        own = (_map(state, functools.partial(_take, tensors)), options, own_sizes)
     state, options, sizes = module.broadcast_object(own, root_rank, name="optimizer state")
-    own_sizes = [len(group["params"]) for group in optimizer.param_groups]
     if own_sizes != sizes:
         raise ValueError(
             f"rank {root_rank}'s optimizer has groups of {sizes} weights, and this rank's of "

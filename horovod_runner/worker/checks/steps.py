@@ -25,10 +25,6 @@ _WEIGHTS = 256
 _SAMPLES = 1024  # values of a weight
 _DIGEST_BYTES = 4
 _VERSIONS = 4  # of weights, to see whether they have changed
-#: How the notes call an optimizer of weights that torch's own class averages.
-DATA_PARALLEL = "DistributedDataParallel's "
-#: How the notes call the end of a training in which ranks called ``hvd.join()``.
-JOINED = ", after hvd.join()"
 _watching: list[_TorchSteps] = []
 _parallel: weakref.WeakSet[Any] = weakref.WeakSet()  # modules of all ranks
 
@@ -52,7 +48,8 @@ class _Watched:
     def end(self) -> None:
         """Send the weights, unless they changed after the last step: perhaps on this rank alone."""
         if self._latest and self._latest == self._versions():
-            when = self._when + (JOINED if any(each.joined for each in _watching) else "")
+            joined = ", after hvd.join()" if any(each.joined for each in _watching) else ""
+            when = self._when + joined
             _send(when + self._sets, self._name, _rates(self._groups), self._named)
 
     def _versions(self) -> list[tuple[int, int]]:
@@ -194,8 +191,8 @@ def _weights_of(optimizer: Any) -> tuple[list[tuple[str, Any]], str, list[Any]]:
         name = names.get(parameter) or parallel.get(id(parameter))
         named.append((name or f"parameter {number} of shape {tuple(parameter.shape)}", parameter))
     distributed = "Distributed " if hasattr(optimizer, "_allreduce_delay") else ""
-    if parallel:
-        distributed = DATA_PARALLEL
+    if parallel:  # torch's own class averages
+        distributed = "DistributedDataParallel's "
     return named, distributed + type(optimizer).__name__, optimizer.param_groups
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any
 
 from horovod_runner.worker.imports.patches import instead_of
 from horovod_runner.worker.interpreter.no_terminal import is_empty, refuse_input, where
@@ -29,18 +29,18 @@ def explain_pdb(pdb: ModuleType) -> None:
 
     @instead_of(pdb.Pdb, "set_trace")
     def set_trace(plain: Callable[..., None], self: Any, frame: Any = None, **options: Any) -> None:
-        if is_empty(sys.stdin if self.use_rawinput else self.stdin):
-            _refuse_debugger()
+        _refuse_without_terminal(self)
         plain(self, frame or sys._getframe(2), **options)  # the caller's, beyond `instead_of`
 
     @instead_of(pdb.Pdb, "interaction")
     def interaction(plain: Callable[..., None], self: Any, *arguments: Any) -> None:
-        if is_empty(sys.stdin if self.use_rawinput else self.stdin):
-            _refuse_debugger()
+        _refuse_without_terminal(self)
         plain(self, *arguments)
 
 
-def _refuse_debugger() -> NoReturn:
+def _refuse_without_terminal(debugger: Any) -> None:
+    if not is_empty(sys.stdin if debugger.use_rawinput else debugger.stdin):
+        return
     raise RuntimeError(
         f"a debugger was started in {where()}, which has no terminal. To step through main, call "
         "it without HorovodRunner, main(...): Horovod then has one rank, this process. In a run, "

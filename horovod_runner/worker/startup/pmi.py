@@ -27,10 +27,8 @@ _MAPPING = "PMI_process_mapping"
 class Pmi:
     """The PMI server of one worker."""
 
-    def __init__(
-        self, rank: int, assignment: Assignment, send: Callable[[Fence | Lookup], None]
-    ) -> None:
-        self._rank, self._send = rank, send
+    def __init__(self, assignment: Assignment, send: Callable[[Fence | Lookup], None]) -> None:
+        self._rank, self._send = assignment.slot.rank, send
         self._values = {_MAPPING: assignment.mapping}
         self._put: dict[str, str] = {}
         self._partial = b""

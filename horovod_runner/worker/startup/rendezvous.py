@@ -51,7 +51,7 @@ class Rendezvous:
 
     Attributes:
         address: for ``HOROVOD_GLOO_RENDEZVOUS_ADDR``, including the token.
-        refused: the number of requests answered with 400, 403 or 413.
+        requests: how many with the token were read, by method.
 
     Raises:
         LaunchError: the address cannot be listened on.
@@ -77,7 +77,6 @@ class Rendezvous:
         self._strangers: dict[asyncio.StreamWriter, None] = {}  # oldest first
         self._strangers_limit = _STRANGERS + 2 * size
         self.requests: Counter[str] = Counter()
-        self.refused = 0
         try:
             listener = socket.create_server((host, 0), backlog=_BACKLOG)
         except OSError as error:
@@ -140,7 +139,7 @@ class Rendezvous:
             # The client went away, stalled or was disconnected, or the server closes.
             writer.transport.abort()
         except asyncio.LimitOverrunError:
-            self.refused += 1
+            pass  # a head without an end
         finally:
             self._connections.discard(connection)
             self._strangers.pop(writer, None)
@@ -163,13 +162,13 @@ class Rendezvous:
         length = re.search(r"^content-length: *(\d+)\r$", headers, re.IGNORECASE | re.MULTILINE)
         size = int(length.group(1)[:10]) if length else 0  # ten digits are too large already
         if match is None or method not in ("GET", "PUT", "DELETE"):
-            return self._refuse(400)
+            return 400, b""
         if not hmac.compare_digest(match["token"], self._token):
-            return self._refuse(403)
+            return 403, b""
         self._strangers.pop(writer, None)
         cost = _ENTRY_BYTES + size
         if method == "PUT" and (size > self._value_limit or self._bytes + cost > self._total_bytes):
-            return self._refuse(413)
+            return 413, b""
         self.requests[method] += 1
         name = f"{match['scope']}/{match['key']}"
         if method == "PUT":
@@ -179,10 +178,6 @@ class Rendezvous:
         else:
             return await self._get(name, wait=not match["key"].startswith("rank_"))
         return 200, b""
-
-    def _refuse(self, status: int) -> tuple[int, bytes]:
-        self.refused += 1
-        return status, b""
 
     def _put(self, name: str, value: bytes) -> None:
         self._delete(name)
