@@ -94,7 +94,7 @@ class Answers:
             self._selector.register(ours, selectors.EVENT_READ, rank)
             self._ours.append(ours)
             self.theirs.append(theirs)
-            self._pmis.append(Pmi(rank, assignment, self._take))
+            self._pmis.append(Pmi(assignment, self._take))
         self._asked: list[Fence | Lookup] = []
 
     def start(self) -> None:

@@ -213,6 +213,18 @@ class Ranks:
         assert self.spark is not None
         return str(self.spark.conf.get("spark.master"))
 
+    @property
+    def opening(self) -> str:
+        """Code by which another process opens a session like this one; empty for local ranks."""
+        if self.spark is None:
+            return ""
+        to = f"remote('{self.url}')" if self.place == "connect" else f"master('{self.master}')"
+        return (
+            "from pyspark.sql import SparkSession\n"
+            f"builder = SparkSession.builder.{to}\n"
+            "spark = builder.config('spark.ui.enabled', 'false').getOrCreate()\n"
+        )
+
     @staticmethod
     def needs_mpi() -> None:
         """Horovod has the mpich package's MPI on one leg alone."""

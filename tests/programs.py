@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
+import socket
 import subprocess
 import sys
 import textwrap
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -66,9 +69,30 @@ def script(path: Path, body: str) -> Path:
     return path
 
 
+def await_in_log(log: Path, pattern: str, process: subprocess.Popen[Any], seconds: float) -> str:
+    """Wait until a process has written a text to its log; returns the pattern's group."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and process.poll() is None:
+        match = re.search(pattern, log.read_text(errors="replace"))
+        if match:
+            return match.group(1)
+        time.sleep(0.1)  # a log file offers no event
+    raise RuntimeError(f"no {pattern!r} in {log}:\n{log.read_text(errors='replace')[-2000:]}")
+
+
 def await_condition(condition: Callable[[], object], seconds: float = 100) -> None:
     """Wait for what other threads and processes do, where nothing tells of it."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.02)
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody uses at the moment."""
+    with ExitStack() as stack:
+        # All are bound at the same time, so that they differ.
+        servers = [
+            stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)
+        ]
+        return [server.getsockname()[1] for server in servers]

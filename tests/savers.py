@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from horovod_runner.checkpoints import checkpoint, loader
-from horovod_runner.checkpoints.commits import Commits
+from horovod_runner.checkpoints.commits import Commit, Commits
 from horovod_runner.checkpoints.saver import Saver
 from horovod_runner.host.folders.folder import Folder
 from horovod_runner.wire import messages
@@ -37,6 +37,16 @@ def saving_to(folder: Folder) -> Iterator[Saver]:
     checkpoint.write_probe(folder, "run1")
     with saving(CheckpointPlan(folder.url, "run1")) as (saver, _):
         yield saver
+
+
+def by_commit(state: Any, folder: Path) -> tuple[Any, int]:
+    """Keep a state in a further commit; returns what is read, and the bytes that it takes."""
+    commits = Commits(str(folder))
+    latest = commits.latest()
+    commits.write(state, Commit(1, 1 if latest is None else latest.number + 1, 10, 1))
+    with Commits(str(folder)).hold() as held:
+        assert held is not None
+        return held.read(), held.commit.size
 
 
 class Together:

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from horovod_runner.wire.job_file import NO_CHECKPOINTS
 from horovod_runner.worker import context
 
@@ -40,6 +42,13 @@ class Rank(SimpleNamespace):
         super().__init__(rank=rank, size=size, **{**defaults, **attributes})
 
 
+class StrictError(Exception):
+    """One that refuses attributes, as a frozen dataclass."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise TypeError(name)
+
+
 class SetClock:
     """A clock that stands still until the test sets it."""
 
@@ -48,6 +57,19 @@ class SetClock:
 
     def __call__(self) -> float:
         return self.now
+
+
+class LaunchedError(Exception):
+    """A run was to begin, where `refuse_launches` keeps it from it."""
+
+
+def refuse_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let HorovodRunner.run raise LaunchedError: a mistake is to be told before, by another."""
+
+    def run(*args: Any, **options: Any) -> Any:
+        raise LaunchedError
+
+    monkeypatch.setattr("horovod_runner.HorovodRunner.run", run)
 
 
 @contextmanager

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pyspark
 
-from tests.programs import script
+from tests.programs import await_in_log, script
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -161,12 +160,4 @@ class StandaloneCluster:
         return log
 
     def _await(self, log: Path, pattern: str) -> str:
-        deadline = time.monotonic() + _START_SECONDS
-        while time.monotonic() < deadline:
-            match = re.search(pattern, log.read_text(errors="replace"))
-            if match:
-                return match.group(1)
-            if self._processes[-1].poll() is not None:
-                break
-            time.sleep(0.1)  # a log file offers no event
-        raise RuntimeError(f"no {pattern!r} in {log}:\n{log.read_text(errors='replace')[-2000:]}")
+        return await_in_log(log, pattern, self._processes[-1], _START_SECONDS)

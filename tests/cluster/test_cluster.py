@@ -22,6 +22,7 @@ from horovod_runner import (
     save_checkpoint,
 )
 from tests.cluster.standalone import executor
+from tests.conftest import Ranks
 from tests.contract.test_end import Calling
 from tests.programs import run_python
 
@@ -77,9 +78,9 @@ def test_masking_shows_a_rank_only_its_own_gpu(
     assert sorted(capsys.readouterr().out.split()) == ["0", "1", "2", "3"]
 
 
-def test_gpus_per_rank_0_hides_all_gpus(spark: SparkSession) -> None:
-    runner = HorovodRunner(np=2, cluster_config=ClusterConfig(spark=spark), gpus_per_rank=0)
-    assert runner.run(lambda: os.environ["CUDA_VISIBLE_DEVICES"]) == ""
+def test_gpus_per_rank_0_hides_all_gpus(ranks: Ranks) -> None:
+    shown = ranks.run(2, lambda: os.environ["CUDA_VISIBLE_DEVICES"], {"gpus_per_rank": 0})
+    assert shown == ""
 
 
 def test_the_error_says_what_executors_without_the_package_lack(
@@ -133,10 +134,8 @@ class Killing(Calling):
 
 
 # Slow: executors start cold, and Spark takes seconds to notice that one has gone.
-def test_a_killed_executor_is_reported_as_the_loss_of_its_rank(spark: SparkSession) -> None:
-    runner = HorovodRunner(
-        np=4, cluster_config=ClusterConfig(spark=spark, slot_timeout=120), gpus_per_rank=0
-    )
+def test_a_killed_executor_is_reported_as_the_loss_of_its_rank(ranks: Ranks) -> None:
+    runner = ranks.runner(4, slot_timeout=120)
     with (
         contextlib.redirect_stdout(Killing()) as shown,
         pytest.raises(RankFailedError) as caught,
@@ -149,9 +148,8 @@ def test_a_killed_executor_is_reported_as_the_loss_of_its_rank(spark: SparkSessi
     assert runner.run(int) == 0  # Spark starts another executor
 
 
-def test_after_a_killed_executor_the_run_resumes_from_the_last_checkpoint(
-    spark: SparkSession,
-) -> None:
+@pytest.mark.horovod
+def test_after_a_killed_executor_the_run_resumes_from_the_last_checkpoint(ranks: Ranks) -> None:
     def main() -> tuple[int, int]:
         import horovod.torch as hvd
 
@@ -164,8 +162,7 @@ def test_after_a_killed_executor_the_run_resumes_from_the_last_checkpoint(
         _wait_for_ever()
         raise AssertionError
 
-    warm = ClusterConfig(spark=spark, preload_frameworks=["horovod.torch"])
-    runner = HorovodRunner(np=4, cluster_config=warm, gpus_per_rank=0, max_restarts=1)
+    runner = ranks.runner(4, max_restarts=1)
     with contextlib.redirect_stdout(Killing()) as shown:
         step, attempt = runner.run(main)
     assert (step in (7, 8), attempt, len(shown.killed)) == (True, 2, 1)

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from horovod_runner import (
-    ClusterConfig,
-    HorovodRunner,
     commit,
     current_attempt,
     load_checkpoint,
@@ -25,10 +23,11 @@ from horovod_runner import (
 )
 from tests.cluster.standalone import Place, StandaloneCluster, executor
 from tests.cluster.test_cluster import Killing
+from tests.conftest import Ranks
 from tests.programs import run
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
 pytestmark = [
     pytest.mark.spark,
@@ -58,16 +57,9 @@ def add_up(steps: int) -> dict[str, Any]:
     return {**state, "attempt": current_attempt()}
 
 
-def test_no_commit_is_lost_when_an_executor_is_killed_and_comes_back(
-    spark: SparkSession,
-) -> None:
-    runner = HorovodRunner(
-        np=(2, 4),
-        max_restarts=2,
-        grow_after=0.0,
-        gpus_per_rank=0,
-        cluster_config=ClusterConfig(spark=spark, preload_frameworks=["horovod.torch"]),
-    )
+@pytest.mark.horovod
+def test_no_commit_is_lost_when_an_executor_is_killed_and_comes_back(ranks: Ranks) -> None:
+    runner = ranks.runner((2, 4), max_restarts=2, grow_after=0.0)
     with contextlib.redirect_stdout(Killing()) as shown:
         result = runner.run(add_up, steps=60)
     assert shown.killed

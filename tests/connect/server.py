@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
-import time
 import warnings
 from collections.abc import Mapping
 from contextlib import suppress
@@ -15,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pyspark
+
+from tests.programs import await_in_log
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -94,18 +94,9 @@ class ConnectServer:
                 },
                 start_new_session=True,
             )
-        self.port = int(self._await(log, r"Spark Connect server started at: \S+?:(\d+)"))
+        started = r"Spark Connect server started at: \S+?:(\d+)"
+        self.port = int(await_in_log(log, started, self._process, _START_SECONDS))
         self.url = f"sc://127.0.0.1:{self.port}"
-
-    def _await(self, log: Path, pattern: str) -> str:
-        assert self._process is not None
-        deadline = time.monotonic() + _START_SECONDS
-        while time.monotonic() < deadline and self._process.poll() is None:
-            match = re.search(pattern, log.read_text(errors="replace"))
-            if match:
-                return match.group(1)
-            time.sleep(0.1)  # a log file offers no event
-        raise RuntimeError(f"no {pattern!r} in {log}:\n{log.read_text(errors='replace')[-2000:]}")
 
     def session(self) -> SparkSession:
         """A session on this server."""

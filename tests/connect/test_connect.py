@@ -7,8 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
-import threading
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +25,7 @@ from horovod_runner import (
 from horovod_runner.host.processes import wait_for_end
 from horovod_runner.launchers import connect
 from tests.conftest import Ranks
+from tests.contract.test_cancel import busy_slots
 from tests.contract.test_end import Calling, in_thread, wait_for_ever
 from tests.programs import Program
 
@@ -37,10 +37,6 @@ pytestmark = [
     pytest.mark.places("connect"),
     pytest.mark.usefixtures("nothing_left"),
 ]
-
-
-def test_slots_are_counted_by_the_registered_cores(spark: SparkSession) -> None:
-    assert connect.count_slots(spark) == 4
 
 
 def test_a_setting_for_the_partitions_of_a_range_hides_the_number_of_slots(
@@ -57,70 +53,15 @@ def test_a_setting_for_the_partitions_of_a_range_hides_the_number_of_slots(
 
 def test_another_thread_finds_the_session(spark: SparkSession, ranks: Ranks) -> None:
     values: list[Any] = []
-
-    def run() -> None:
-        values.append(HorovodRunner(np=1, gpus_per_rank=0).run(lambda: 6))
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
+    in_thread(lambda: values.append(HorovodRunner(np=1, gpus_per_rank=0).run(lambda: 6))).join()
     assert values == [6]
-
-
-def test_compute_that_cannot_start_ranks_is_told_before_the_launch(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    runner = HorovodRunner(np=1, gpus_per_rank=0)
-    monkeypatch.setenv("DATABRICKS_RUNTIME_VERSION", "16.4")
-    assert runner.run(lambda: 7) == 7
-    assert "standard access mode" in capfd.readouterr().err
-    monkeypatch.setenv("DATABRICKS_ENV_VERSION", "4")
-    with pytest.raises(LaunchError, match=r"serverless compute .* dedicated access mode"):
-        runner.run(print)
-
-
-class Busy:
-    """Holds all slots of a cluster with another job."""
-
-    def __init__(self, spark: SparkSession, folder: Path) -> None:
-        self._spark = spark
-        self._folder = folder
-        self._end = folder / "end"
-        self._thread = threading.Thread(target=self._run)
-
-    def _run(self) -> None:
-        folder, end = str(self._folder), str(self._end)
-
-        def task(batches: Iterator[Any]) -> Iterator[Any]:
-            import time
-
-            for _ in batches:
-                pass
-            Path(folder, f"busy-{os.getpid()}").touch()
-            while not os.path.exists(end):
-                time.sleep(0.1)
-            yield from ()
-
-        self._spark.range(0, 4, 1, 4).mapInArrow(task, "id long").collect()
-
-    def __enter__(self) -> Busy:
-        self._thread.start()
-        while len(list(self._folder.glob("busy-*"))) < 4:
-            self._thread.join(0.1)
-            assert self._thread.is_alive()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end.touch()
-        self._thread.join()
 
 
 def test_the_wait_for_busy_slots_is_limited_and_can_be_cancelled(
     ranks: Ranks, tmp_path: Path
 ) -> None:
-    assert ranks.spark is not None
     trace = tmp_path / "trace"
-    with Busy(ranks.spark, tmp_path):
+    with busy_slots(ranks, 4, tmp_path):
         with pytest.raises(SlotError, match=r"^np=2: .* 2 s\. .*slot_timeout"):
             ranks.run(2, trace.touch, {"limits": Limits(connect_task=2)})
         runner = ranks.runner(2)
@@ -139,11 +80,8 @@ def test_a_session_that_is_stopped_ends_its_run(ranks: Ranks) -> None:
     other = SparkSession.builder.remote(ranks.url).create()
     runner = HorovodRunner(np=2, cluster_config=ClusterConfig(spark=other), gpus_per_rank=0)
 
-    def stop() -> None:
-        threading.Thread(target=other.stop).start()
-
     with (
-        contextlib.redirect_stdout(Calling("up", 2, stop)),
+        contextlib.redirect_stdout(Calling("up", 2, partial(in_thread, other.stop))),
         pytest.raises(LaunchError, match=r"(?i)session was (closed|stopped)"),
     ):
         runner.run(wait_for_ever)
@@ -152,15 +90,11 @@ def test_a_session_that_is_stopped_ends_its_run(ranks: Ranks) -> None:
 # Slow: a server of Spark Connect, whose Python workers are cold.
 def test_a_job_that_the_user_interrupts_ends_its_run(ranks: Ranks) -> None:
     assert ranks.spark is not None
-    interrupt = ranks.spark.interruptTag
+    interrupt = partial(ranks.spark.interruptTag, "the-users-tag")
     ranks.spark.addTag("the-users-tag")
-
-    def press() -> None:
-        threading.Thread(target=interrupt, args=["the-users-tag"]).start()
-
     try:
         with (
-            contextlib.redirect_stdout(Calling("up", 2, press)),
+            contextlib.redirect_stdout(Calling("up", 2, partial(in_thread, interrupt))),
             pytest.raises(LaunchError, match="OPERATION_CANCELED"),
         ):
             ranks.run(2, wait_for_ever)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import signal
 import subprocess
 import sys
 import textwrap
@@ -19,8 +18,6 @@ import pytest
 
 from horovod_runner import (
     CancelledError,
-    GpuError,
-    RankFailedError,
     log_to_driver,
     report,
     save_checkpoint,
@@ -151,22 +148,6 @@ def test_horovod_works_and_the_rows_of_a_dataframe_arrive(
     assert Counter(label for labels in batches.values() for label in labels) == Counter(
         [*range(ROWS)] * 2
     )
-
-
-def test_a_failing_rank_ends_the_others(ranks: Ranks) -> None:
-    def main() -> None:
-        if os.environ["RANK"] == "1":
-            os.kill(os.getpid(), signal.SIGKILL)
-        threading.Event().wait()
-
-    with pytest.raises(RankFailedError) as caught:
-        ranks.run(3, main)
-    assert (caught.value.rank, caught.value.exit_code) == (1, -signal.SIGKILL)
-
-
-def test_an_error_of_the_placement_arrives(ranks: Ranks) -> None:
-    with pytest.raises(GpuError, match="gpus_per_rank=16"):
-        ranks.run(2, print, {"gpus_per_rank": 16})
 
 
 class Pids:

@@ -22,6 +22,7 @@ from horovod_runner.sinks import Sink
 from horovod_runner.tools.commands import cli
 from tests.conftest import Ranks, await_end, guards_and_ranks
 from tests.contract.test_checkpoints import save_slowly_beside_a_failure
+from tests.contract.test_end import in_thread
 from tests.programs import await_condition as until
 from tests.unkillable import await_waiting, unkillable
 
@@ -95,27 +96,24 @@ def start(ranks: Ranks) -> Iterator[Start]:
 def busy_slots(ranks: Ranks, count: int, folder: Path) -> Iterator[Callable[[], None]]:
     """A Spark job that takes slots until the end, or until the function is called."""
     assert ranks.spark is not None
-    context, free = ranks.spark.sparkContext, folder / "free"
+    free = folder / "free"
 
-    def wait(_: Any) -> None:
+    def wait(batches: Iterator[Any]) -> Iterator[Any]:
+        for _ in batches:
+            pass
+        Path(folder, f"busy-{os.getpid()}").touch()
         while not free.exists():
             time.sleep(0.01)
+        yield from ()
 
-    tasks = context.parallelize(range(count), count)
-    thread = threading.Thread(target=lambda: tasks.foreach(wait))
-    thread.start()
-
-    def running() -> int:
-        tracker = context.statusTracker()
-        stages = map(tracker.getStageInfo, tracker.getActiveStageIds())
-        return sum(stage.numActiveTasks for stage in stages if stage is not None)
-
+    rows = ranks.spark.range(0, count, 1, count)
+    job = in_thread(rows.mapInArrow(wait, "id long").collect)
     try:
-        until(lambda: running() == count)
+        until(lambda: len(list(folder.glob("busy-*"))) == count)
         yield free.touch
     finally:
         free.touch()
-        thread.join()
+        job.join()
 
 
 def wait_for_ever() -> None:

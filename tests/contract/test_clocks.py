@@ -24,7 +24,7 @@ from horovod_runner import (
     save_checkpoint,
 )
 from tests.conftest import Ranks
-from tests.programs import ROOT, Program
+from tests.programs import ROOT, Program, await_condition
 
 _HOUR = 3600.0
 
@@ -106,10 +106,7 @@ def drive(own: bool) -> None:
     handle = runner.start(train, folder=str(here), own=own)
 
     def until(condition: Callable[[], bool]) -> None:
-        end = time.monotonic() + 100
-        while not (condition() or handle.done()):
-            assert time.monotonic() < end
-            time.sleep(0.05)
+        await_condition(lambda: condition() or handle.done())
 
     until(lambda: handle.run is not None)
     run = handle.run

@@ -6,7 +6,6 @@ The table of docs/howto/data.md says what each becomes; the tests compare it wit
 from __future__ import annotations
 
 import datetime
-import io
 import json
 from collections.abc import Mapping
 from decimal import Decimal
@@ -21,6 +20,7 @@ import pytest
 from horovod_runner import DataError, fit, predict
 from horovod_runner.data import Image, Shard, parquet
 from tests.conftest import Ranks
+from tests.pictures import encoded
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,14 +35,6 @@ MAP = pa.map_(pa.string(), pa.float64())
 ITEMS = pa.list_(pa.struct([("price", pa.float64()), ("name", pa.string())]))
 
 
-def photo() -> bytes:
-    from PIL import Image as Pillow
-
-    file = io.BytesIO()
-    Pillow.new("RGB", (3, 3)).save(file, "png")
-    return file.getvalue()
-
-
 # For each column of the table: its Arrow type, and the cell of a row.
 COLUMNS: dict[str, tuple[pa.DataType, Any]] = {
     "number": (pa.float64(), float),
@@ -54,7 +46,7 @@ COLUMNS: dict[str, tuple[pa.DataType, Any]] = {
     "moment": (pa.timestamp("us", "UTC"), lambda row: datetime.datetime(2024, 1, 1, row)),
     "name": (pa.string(), lambda row: f"name {row}"),
     "blob": (pa.binary(), lambda row: bytes([row])),
-    "photo": (pa.binary(), lambda row: photo()),
+    "photo": (pa.binary(), lambda row: encoded(np.zeros((3, 3, 3), np.uint8))),
     "vector": (pa.list_(pa.float32()), lambda row: [row, 1, 2]),
     "tokens": (pa.list_(pa.int64()), lambda row: [1] * (row + 1)),
     "grid": (pa.list_(pa.list_(pa.int64())), lambda row: [[row, 1, 2], [3, 4, 5]]),

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 import weakref
@@ -16,7 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 import pytest
@@ -36,9 +35,6 @@ from horovod_runner.wire.job import Job
 from tests.conftest import Ranks, await_end, guards_and_ranks
 from tests.places import EVERYWHERE
 from tests.programs import Program, run_python
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("nothing_left")]
 
@@ -127,7 +123,8 @@ def test_ctrl_c_ends_all_ranks_where_a_finalizer_drops_its_exception(ranks: Rank
 def test_a_spark_job_that_is_cancelled_ends_the_run(ranks: Ranks) -> None:
     spark = ranks.spark
     assert spark is not None
-    cancel_all = spark.interruptAll if ranks.place == "connect" else _cancel_all_jobs(spark)
+    is_connect = ranks.place == "connect"
+    cancel_all = spark.interruptAll if is_connect else spark.sparkContext.cancelAllJobs
     with (
         contextlib.redirect_stdout(Calling("up", 2, partial(_in_other_thread, cancel_all))),
         pytest.raises(LaunchError, match=r"(?i)cancel|interrupt"),
@@ -142,7 +139,7 @@ def test_spark_jobs_that_are_cancelled_end_an_elastic_run(
     ranks: Ranks, main: Callable[[], None]
 ) -> None:
     assert ranks.spark is not None
-    cancel = partial(_in_other_thread, _cancel_all_jobs(ranks.spark))
+    cancel = partial(_in_other_thread, ranks.spark.sparkContext.cancelAllJobs)
     runner = ranks.runner((2, 3), max_restarts=3)
     with (
         contextlib.redirect_stdout(Calling("up", 3, cancel)),
@@ -248,10 +245,6 @@ def test_an_elastic_run_goes_on_without_the_stage_that_is_cancelled(ranks: Ranks
     assert [attempt.size for attempt in runner.last_run.attempts] == [3, 2]
 
 
-def _cancel_all_jobs(spark: SparkSession) -> Callable[[], Any]:
-    return spark.sparkContext.cancelAllJobs  # type: ignore[no-any-return]
-
-
 def _in_other_thread(call: Callable[[], Any]) -> None:
     """Call a function in a thread, and wait for its end."""
     thread = threading.Thread(target=call)
@@ -299,20 +292,8 @@ def test_a_killed_driver_takes_its_ranks_along(ranks: Ranks, number: signal.Sign
         and number != signal.SIGKILL
     ):
         pytest.skip(f"not in {ranks.place}")
-    session = ""
-    if ranks.spark is not None:
-        to = f"master('{ranks.master}')"
-        if ranks.place == "connect":
-            to = f"remote('{ranks.url}')"
-        session = textwrap.dedent(
-            f"""
-            from pyspark.sql import SparkSession
-            builder = SparkSession.builder.{to}
-            spark = builder.config("spark.ui.enabled", "false").getOrCreate()
-            """
-        )
     size = 2 if ranks.spark is not None else -2
-    script = f"{session}\nfrom horovod_runner import HorovodRunner\n"
+    script = f"{ranks.opening}from horovod_runner import HorovodRunner\n"
     script += f"from tests.contract.test_end import family\nHorovodRunner(np={size}).run(family)\n"
     with Program(
         [sys.executable, "-c", script],

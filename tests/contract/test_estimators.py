@@ -10,6 +10,7 @@ import pytest
 
 from horovod_runner import DataError
 from tests.conftest import Ranks
+from tests.learned import assert_close, weights_of
 from tests.preload import ALIKE, KERAS_AND_LIGHTNING
 
 if TYPE_CHECKING:
@@ -121,10 +122,6 @@ TRAINED_ELSEWHERE = {
 }
 
 
-def weights(model: Any) -> list[Any]:
-    return [value.numpy() for value in model.getModel().state_dict().values()]
-
-
 def by_hand(data: Any, epochs: int, batch_size: int) -> list[Any]:
     """The training loop that an estimator stands for, on all rows of a dataset."""
     import torch
@@ -158,8 +155,7 @@ def test_columns_inside_others_train_and_score_as_plain_ones(spark: SparkSession
     )
     inside = regression(feature_cols=[["prefs.a", "point.b"]]).fit(odd)
     plain = regression().fit(df)
-    for got, wanted in zip(weights(inside), weights(plain), strict=True):
-        np.testing.assert_array_equal(got, wanted)
+    assert_close(weights_of(inside), weights_of(plain), rtol=0)
     scored = inside.transform(odd.select("id", "prefs", "point")).sort("id")
     expected = [row.prediction for row in plain.transform(df).sort("id").collect()]
     assert [row.prediction for row in scored.collect()] == expected
@@ -179,8 +175,7 @@ def test_the_weights_are_those_of_a_loop_by_hand(spark: SparkSession, np_: int) 
     model = regression(np=np_, batch_size=32 // np_).fit(df)
     runner = HorovodRunner(np=-1, progress=False, gpus_per_rank=0)
     expected = runner.run(by_hand, data=df.select("a", "b", "label"), epochs=3, batch_size=32)
-    for got, wanted in zip(weights(model), expected, strict=True):
-        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
+    assert_close(weights_of(model), expected, rtol=1e-4, atol=1e-5)
     assert list(model.history) == ["loss"]
     assert len(model.history["loss"]) == 3
     assert model.history["loss"][2] < model.history["loss"][0]
@@ -331,14 +326,13 @@ def test_an_estimator_and_its_model_are_saved_and_loaded(
     assert loaded.uid == estimator.uid
     assert loaded.getEpochs() == 1
     first, second = estimator.fit(df), loaded.fit(df)
-    for got, wanted in zip(weights(second), weights(first), strict=True):
-        np.testing.assert_array_equal(got, wanted)
+    assert_close(weights_of(second), weights_of(first), rtol=0)
     with pytest.raises(FileExistsError, match=r"write\(\)\.overwrite\(\)\.save"):
         first.save(path)
     for place in (path, *2 * ["memory://models/line"]):
         first.write().overwrite().save(place)
         again = TorchModel.load(place)
-        np.testing.assert_array_equal(weights(again)[0], weights(first)[0])
+        assert_close(weights_of(again), weights_of(first), rtol=0)
         assert again.features == {"a+b": ["a", "b"]}
     with pytest.raises(DataError, match=r"TorchEstimator, got .*TorchModel"):
         TorchEstimator.load(path)
@@ -379,47 +373,7 @@ def test_what_was_saved_in_part_is_not_loaded(
     assert store.read_metadata() == "third"
 
 
-def keras_regression(**params: Any) -> Any:
-    import keras
-
-    from horovod_runner.ml import KerasEstimator
-
-    keras.utils.set_random_seed(0)
-    layers = [keras.Input((2,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)]
-    given = {
-        "model": keras.Sequential(layers),
-        "optimizer": keras.optimizers.SGD(0.1, momentum=0.9),
-        "loss": "mse",
-        "feature_cols": [["a", "b"]],
-        "epochs": 20,
-        **WITH_KERAS_AND_LIGHTNING,
-    }
-    return KerasEstimator(**{**given, **params})
-
-
 # Slow: TensorFlow is imported by the ranks, by Spark's Python workers and by this process.
-@on_classic_spark
-def test_keras_trains_predicts_and_is_saved(
-    spark: SparkSession, ranks: Ranks, tmp_path: Path
-) -> None:
-    ranks.needs_tensorflow()
-    from pyspark.ml.evaluation import RegressionEvaluator
-
-    from horovod_runner.ml import KerasModel
-
-    df = line(spark)
-    model = keras_regression(np=2, batch_size=16, validation=0.2).fit(df)
-    assert {"loss", "val_loss"} <= set(model.history)
-    assert RegressionEvaluator(metricName="r2").evaluate(model.transform(df)) > 0.9
-    path = str(tmp_path / "keras")
-    model.save(path)
-    loaded = KerasModel.load(path)
-    np.testing.assert_array_equal(
-        loaded.getModel().get_weights()[0], model.getModel().get_weights()[0]
-    )
-
-
-# Slow, like the test before.
 @on_classic_spark
 def test_a_keras_model_of_a_subclass_begins_with_text_and_is_not_built(
     spark: SparkSession, ranks: Ranks, tmp_path: Path
@@ -428,7 +382,7 @@ def test_a_keras_model_of_a_subclass_begins_with_text_and_is_not_built(
     import keras
     from pyspark.sql import functions as f
 
-    from horovod_runner.ml import KerasModel
+    from horovod_runner.ml import KerasEstimator, KerasModel
 
     layers = keras.layers
 
@@ -444,14 +398,25 @@ def test_a_keras_model_of_a_subclass_begins_with_text_and_is_not_built(
 
     good = f.when(f.col("id") % 3 == 0, "good film").otherwise("bad film")
     df = line(spark, 48).select(good.alias("text"), (f.col("id") % 3 == 0).cast("float").alias("y"))
-    model = keras_regression(
-        model=Words(), feature_cols=["text"], labelCol="y", np=2, batch_size=4
-    ).fit(df)
+    keras.utils.set_random_seed(0)
+    estimator = KerasEstimator(
+        model=Words(),
+        optimizer=keras.optimizers.SGD(0.1, momentum=0.9),
+        loss="mse",
+        feature_cols=["text"],
+        labelCol="y",
+        epochs=20,
+        batch_size=4,
+        validation=0.2,
+        np=2,
+        **WITH_KERAS_AND_LIGHTNING,
+    )
+    model = estimator.fit(df)
+    assert {"loss", "val_loss"} <= set(model.history)
     scored = {row.text: row.prediction for row in model.transform(df).distinct().collect()}
     assert scored == pytest.approx({"good film": 1.0, "bad film": 0.0}, abs=0.2)
-    odd = keras_regression(model=Words(8), feature_cols=["text"], labelCol="y")
     with pytest.raises(ValueError, match=r"Words .*get_config that returns the arguments"):
-        odd.fit(df)
+        estimator.setModel(Words(8)).fit(df)
     model.save(str(tmp_path / "words"))
     again = KerasModel.load(str(tmp_path / "words")).transform(df).distinct().collect()
     assert {row.text: row.prediction for row in again} == pytest.approx(scored)
@@ -507,8 +472,7 @@ def test_a_training_resumes_from_its_checkpoint(spark: SparkSession, tmp_path: P
     regression(epochs=2, **steps, **folder).fit(df)
     resumed = regression(epochs=3, resume=True, **steps, **folder).fit(df)
     assert len(resumed.history["loss"]) == 3
-    for got, wanted in zip(weights(resumed), weights(whole), strict=True):
-        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+    assert_close(weights_of(resumed), weights_of(whole), rtol=1e-5, atol=1e-6)
 
 
 @on_classic_spark

@@ -5,19 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from horovod_runner import HangError, RankFailedError, log_to_driver
 from tests.conftest import Ranks
-from tests.contract.test_end import Calling
+from tests.contract.test_end import Calling, in_thread
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("nothing_left")]
 hangs = {"hang_timeout": 4.0}
@@ -194,18 +194,6 @@ def test_a_rank_that_returns_early_is_named_as_the_cause(ranks: Ranks) -> None:
         ranks.run(2, main)
 
 
-@pytest.mark.places("local")
-def test_a_frozen_rank_is_named(ranks: Ranks) -> None:
-    def main() -> None:
-        if os.environ["RANK"] == "1":
-            os.kill(os.getpid(), signal.SIGSTOP)
-        hang_in_python()
-
-    with pytest.raises(HangError, match=r"rank 1 .*SIGSTOP.*SIGCONT") as caught:
-        ranks.run(2, main, hangs)
-    assert "no answer" in str(caught.value)
-
-
 def test_idle_ranks_are_ended_with_their_stacks(ranks: Ranks) -> None:
     def main() -> None:
         subprocess.run(["sleep", "1000"], check=True)
@@ -245,11 +233,7 @@ def test_stacks_are_shown_on_request_and_the_run_goes_on(ranks: Ranks, tmp_path:
         with seen.open("rb"):  # until somebody opens it to write
             return 7
 
-    def ask() -> None:
-        thread = threading.Thread(target=runner.dump_stacks)
-        thread.start()
-        thread.join()
-
+    ask = partial(in_thread, runner.dump_stacks)
     shown = Calling("Stack of", 1, lambda: seen.open("wb").close())
     with (
         contextlib.redirect_stdout(Calling("up", 2, ask)),

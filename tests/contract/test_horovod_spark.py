@@ -27,6 +27,7 @@ from horovod_runner.integrations.training.keras import KerasTraining
 from horovod_runner.integrations.training.lightning import LightningTraining
 from horovod_runner.integrations.training.training import Trained
 from horovod_runner.worker.imports import replacements
+from tests.learned import assert_close, weights_of
 from tests.preload import KERAS_AND_LIGHTNING, TORCH
 from tests.stand_ins import as_rank
 
@@ -39,6 +40,9 @@ pytestmark = [
     pytest.mark.places("spark"),
     pytest.mark.usefixtures("horovod_spark", "folder_of_models", "nothing_left"),
 ]
+
+
+SMALL = {"batch_size": 8, "verbose": 0, "use_gpu": False}
 
 
 @pytest.fixture
@@ -129,10 +133,8 @@ def estimator(store: Path | None = None, **params: Any) -> Any:
         "input_shapes": [[2]],
         "feature_cols": ["features"],
         "label_cols": ["y"],
-        "batch_size": 8,
         "epochs": 2,
-        "verbose": 0,
-        "use_gpu": False,
+        **SMALL,
         **params,
     }
     if store is not None:
@@ -140,10 +142,6 @@ def estimator(store: Path | None = None, **params: Any) -> Any:
     if "backend" not in given:
         given["backend"] = backend(-1)
     return TorchEstimator(**given)
-
-
-def weights(model: Any) -> list[Any]:
-    return [value.numpy() for value in model.getModel().state_dict().values()]
 
 
 def test_run_returns_the_values_of_all_ranks(spark: SparkSession) -> None:
@@ -329,8 +327,7 @@ def test_two_ranks_train_as_horovods_estimator_does(spark: SparkSession, tmp_pat
         verbose=0,
         runner_options={"preload_frameworks": ["horovod.torch"]},
     ).fit(df)
-    for got, wanted in zip(weights(trained), weights(doubled), strict=True):
-        np.testing.assert_allclose(got, wanted, rtol=1e-5)
+    assert_close(weights_of(trained), weights_of(doubled), rtol=1e-5)
     assert [entry["epoch"] for entry in trained.getHistory()] == [0, 1]
     last = trained.getHistory()[1]
     assert last["train"]["loss"] == pytest.approx(doubled.history["loss"][1], rel=1e-5)
@@ -365,8 +362,7 @@ def test_a_run_id_goes_on_from_its_checkpoint_in_the_store(
     assert [entry["epoch"] for entry in second.getHistory()] == [0, 1, 2]
     losses = [entry["train"]["loss"] for entry in (*first.getHistory(), *second.getHistory())]
     assert losses == pytest.approx([entry["train"]["loss"] for entry in both.getHistory()])
-    for got, wanted in zip(weights(second), weights(both), strict=True):
-        np.testing.assert_allclose(got, wanted, rtol=1e-5)
+    assert_close(weights_of(second), weights_of(both), rtol=1e-5)
     events = list((tmp_path / "runs" / "mine" / "logs").rglob("events.*"))
     assert events
 
@@ -398,8 +394,7 @@ def test_a_backend_of_ones_own_trains_from_the_store(spark: SparkSession, tmp_pa
     ours = estimator(tmp_path / "ours").fit(df)
     theirs = estimator(tmp_path / "theirs", backend=InAProcess(), run_id="mine")
     fitted = theirs.fit(df)
-    for got, wanted in zip(weights(fitted), weights(ours), strict=True):
-        np.testing.assert_allclose(got, wanted, rtol=1e-5)
+    assert_close(weights_of(fitted), weights_of(ours), rtol=1e-5)
     store = theirs.getStore()
     assert store.exists(store.get_checkpoint_path("mine"))
     again = theirs.fit(df)
@@ -470,8 +465,7 @@ def test_the_users_own_step_trains_a_minibatch(spark: SparkSession) -> None:
     df = xor(spark, rows=61)  # the ranks have different numbers of rows in their last step
     usual = estimator(backend=backend(-2)).fit(df)
     own = estimator(backend=backend(-2), train_minibatch_fn=step).fit(df)
-    for got, wanted in zip(weights(own), weights(usual), strict=True):
-        np.testing.assert_allclose(got, wanted, rtol=1e-6)
+    assert_close(weights_of(own), weights_of(usual), rtol=1e-6)
     losses = [[entry["train"]["loss"] for entry in each.getHistory()] for each in (own, usual)]
     assert losses[0] == pytest.approx(losses[1])
 
@@ -523,10 +517,8 @@ def test_keras_gets_the_shapes_of_its_inputs(spark: SparkSession, tmp_path: Path
         metrics=["accuracy"],
         feature_cols=["features"],
         label_cols=["label_vec"],
-        batch_size=8,
         epochs=3,
-        verbose=0,
-        use_gpu=False,
+        **SMALL,
         run_id="mine",
         callbacks=[keras.callbacks.TensorBoard()],
         checkpoint_callback=keras.callbacks.ModelCheckpoint("replaced.keras"),
@@ -656,11 +648,9 @@ def test_a_module_for_lightning_1_trains(spark: SparkSession, tmp_path: Path) ->
         "input_shapes": [[-1, 2]],
         "feature_cols": ["features"],
         "label_cols": ["y"],
-        "batch_size": 8,
         "epochs": 2,
         "validation": "val",
-        "verbose": 0,
-        "use_gpu": False,
+        **SMALL,
     }
     saver = pytorch_lightning.callbacks.ModelCheckpoint(monitor="avg_val_loss")
     rates = pytorch_lightning.callbacks.LearningRateMonitor()  # requires a logger
@@ -707,9 +697,7 @@ def test_a_transformation_adds_and_removes_columns_of_a_lightning_module(
         "transformation_fn": tokens,
         "transformation_edit_fields": [("ids", np.int64, (2,), False), ("labels", int, (), False)],
         "transformation_removed_fields": ["text", "y"],
-        "batch_size": 8,
-        "verbose": 0,
-        "use_gpu": False,
+        **SMALL,
     }
     trained = TorchEstimator(**given).fit(df)
     assert "train_loss" in trained.getHistory()

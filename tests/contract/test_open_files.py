@@ -74,9 +74,5 @@ def test_tasks_of_an_elastic_run_need_more() -> None:
     assert run((-1, -4), 330) == "value 4"
 
 
-def test_a_soft_limit_is_raised_as_far_as_the_hard_one_allows() -> None:
-    assert run(-24, 1024) == "value 24"
-
-
-def test_many_ranks_have_the_files_that_they_need() -> None:
+def test_many_ranks_have_the_files_that_they_need_above_the_soft_limit() -> None:
     assert run(-104, 3860) == "value 104"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import sys
 import threading
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ import pytest
 from horovod_runner import DataError, PredictionError, SerializationError, predict
 from horovod_runner.checkpoints.checkpoint import Checkpoint
 from horovod_runner.data import Image
+from tests.pictures import encoded
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -211,39 +211,34 @@ def test_a_checkpoint_scores_with_the_network_that_build_returns(
 
 
 def picture(number: int) -> bytes:
-    from PIL import Image as Pillow
-
-    buffer = io.BytesIO()
-    Pillow.fromarray(np.full((6, 8, 3), number % 250, np.uint8)).save(buffer, "png")
-    return buffer.getvalue()
+    return encoded(np.full((6, 8, 3), number, np.uint8))
 
 
 def columns_of_all_types(spark: SparkSession) -> DataFrame:
     """A column of each type that training takes, with nulls where a value may replace them."""
-    from datetime import date, datetime
-    from decimal import Decimal
+    from pyspark.ml.linalg import Vectors
 
-    rows = [
+    numbers = spark.range(20).selectExpr(
+        "id",
+        "id % 2 = 0 AS flag",
+        "IF(id % 5 = 0, NULL, CAST(id AS int)) AS some",
+        "id / 3 AS number",
+        "CAST(id AS decimal(10,2)) / 4 AS money",
+        "date_add(date'2024-01-01', CAST(id AS int)) AS day",
+        "timestamp_micros(id) AS time",
+        "concat('row ', id) AS text",
+        "array(CAST(id AS float), CAST(id + 1 AS float)) AS vector",
+        "slice(sequence(0, 20), 1, CAST(id AS int)) AS ragged",
+    )
+    others = [
         (
             n,
-            n % 2 == 0,
-            None if n % 5 == 0 else n,
-            n / 3,
-            Decimal(n) / 4,
-            date(2024, 1, 1 + n),
-            datetime(2024, 1, 1, n),
-            f"row {n}",
-            [float(n), n + 1.0],
-            list(range(n)),
+            Vectors.dense([n, 1.0]) if n % 2 else Vectors.sparse(2, [0], [n]),
             bytearray(picture(n)),
         )
         for n in range(20)
     ]
-    schema = (
-        "id long, flag boolean, some int, number double, money decimal(10,2), day date, "
-        "time timestamp, text string, vector array<float>, ragged array<int>, photo binary"
-    )
-    return spark.createDataFrame(rows, schema).repartition(3)
+    return numbers.join(spark.createDataFrame(others, ["id", "ml", "photo"]), "id")
 
 
 def described(parts: Mapping[str, Any]) -> list[str]:
@@ -260,19 +255,9 @@ def described(parts: Mapping[str, Any]) -> list[str]:
 
 def test_rows_become_what_training_gets(spark: SparkSession) -> None:
     """The inputs of each column type are equal to the batches of a rank."""
-    from pyspark.ml.linalg import Vectors, VectorUDT
     from pyspark.sql import functions as f
 
     df = columns_of_all_types(spark)
-    vectors = [
-        (n, Vectors.dense([n, 1.0]) if n % 2 else Vectors.sparse(2, [0], [n])) for n in range(20)
-    ]
-    from pyspark.sql.types import LongType, StructField, StructType
-
-    ml = spark.createDataFrame(
-        vectors, StructType([StructField("id", LongType()), StructField("ml", VectorUDT())])
-    )
-    df = df.join(ml, "id")
     options: dict[str, Any] = {
         "images": {"photo": Image(3, 4)},
         "pad_ragged": {"ragged": (-1, 5)},

@@ -14,7 +14,6 @@ import pytest
 
 from horovod_runner import HorovodRunner, LaunchError, PredictionError, predict
 from horovod_runner.common.spark_session import collect_in_arrow
-from horovod_runner.launchers import spark_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -128,18 +127,3 @@ def test_a_rank_has_no_limit_of_address_space_or_the_setting_is_named(spark: Spa
             assert limits == (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
     finally:
         spark.sparkContext.setLocalProperty("resource.pyspark.memory", None)
-
-
-@pytest.mark.places("spark")
-def test_the_error_names_the_limit_that_a_value_or_an_argument_exceeds(
-    spark: SparkSession,
-) -> None:
-    text = (
-        "Job aborted due to stage failure: Total size of serialized results of 2 tasks (2.9 GiB) "
-        "is bigger than spark.driver.maxResultSize (1024.0 MiB)"
-    )
-    told = spark_errors.explain(RuntimeError(text))
-    assert "what the ranks returned takes 2.9 GiB" in told
-    assert "a larger spark.driver.maxResultSize" in told
-    text = "CLIENT: Sent message larger than max (140010589 vs. 134217728)"
-    assert "140 MB" in spark_errors.explain(RuntimeError(text))

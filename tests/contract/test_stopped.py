@@ -98,17 +98,8 @@ def stopped(process: psutil.Process) -> Iterator[None]:
 
 # On Spark the tasks go on without the driver; local ones are stopped with it.
 def test_a_driver_that_was_stopped_accuses_nobody(ranks: Ranks, tmp_path: Path) -> None:
-    session, size = "", -2
-    if ranks.spark is not None:
-        size = 2
-        session = textwrap.dedent(
-            f"""
-            from pyspark.sql import SparkSession
-            builder = SparkSession.builder.master("{ranks.master}")
-            builder.config("spark.ui.enabled", "false").getOrCreate()
-            """
-        )
-    script = session + textwrap.dedent(
+    size = 2 if ranks.spark is not None else -2
+    script = ranks.opening + textwrap.dedent(
         f"""
         from horovod_runner import ClusterConfig, HorovodRunner
         from horovod_runner.common.limits import Limits
@@ -186,8 +177,10 @@ def test_a_stopped_rank_of_a_training_is_named(ranks: Ranks, rank: int) -> None:
                 os.kill(os.getpid(), signal.SIGSTOP)
 
     options = {"hang_timeout": 3.0, "limits": _LIMITS}
-    with pytest.raises(HangError, match=rf"rank {rank} is stopped \(SIGSTOP.*SIGCONT"):
+    told = rf"rank {rank} is stopped \(SIGSTOP.*SIGCONT"
+    with pytest.raises(HangError, match=told) as caught:
         ranks.run(2, main, options)
+    assert f"Stack of rank {rank}:\n  | no answer" in str(caught.value)
 
 
 @pytest.mark.places("local")

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+#: What engines download and build once.
+CACHE = Path.home() / ".cache" / "horovod_runner" / "engines"
 
 
 class EngineError(Exception):

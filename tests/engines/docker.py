@@ -24,11 +24,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.engines import EngineError
+from tests.engines import CACHE, EngineError
 from tests.engines.versions import DOCKER_COMPOSE
 
 ROOT = Path(__file__).parents[2]
-CACHE = Path.home() / ".cache" / "horovod_runner" / "engines"
 #: What the Dockerfiles begin with.
 BASE = "python:3.11-slim-bookworm"
 COMPOSE = ROOT / "docker" / "compose.yaml"

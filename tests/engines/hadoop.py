@@ -13,7 +13,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -30,7 +29,7 @@ import psutil
 from tests.engines import EngineError
 from tests.engines.maven import provide_jars
 from tests.engines.versions import HADOOP
-from tests.programs import ROOT, run
+from tests.programs import ROOT, free_ports, run
 
 HOST = "127.0.0.1"
 _START_SECONDS = 180
@@ -352,15 +351,6 @@ def write_conf(folder: Path, sites: Mapping[str, Mapping[str, str]]) -> None:
 def spread(words: Sequence[str]) -> list[str]:
     """Hadoop reads "-D name=value" as two words."""
     return [part for word in words for part in ("-D", word.removeprefix("-D"))]
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody uses at the moment."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind((HOST, 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 def keep_up(cluster: AbstractContextManager[Any], used: Callable[[Any], Iterable[str]]) -> None:

@@ -25,12 +25,12 @@ from tests.engines.hadoop import (
     JAVA,
     ROOT,
     Daemon,
-    free_ports,
     hadoop_jars,
     keep_up,
     spread,
     write_conf,
 )
+from tests.programs import free_ports
 
 _NAME_NODE = f"{HDFS}.namenode.NameNode"
 _NAME_NODE_SERVES, _DATA_NODE_SERVES = "NameNode RPC up at", "Successfully sent block"

@@ -8,9 +8,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.engines import EngineError
-
-CACHE = Path.home() / ".cache" / "horovod_runner" / "engines"
+from tests.engines import CACHE, EngineError
 
 
 def provide_jars(name: str, artifacts: Sequence[str], groups: Sequence[str] = ()) -> Path:

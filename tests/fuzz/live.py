@@ -24,6 +24,7 @@ import psutil
 from horovod_runner import ClusterConfig, HorovodRunner, log_to_driver
 from horovod_runner.wire.addresses import ChannelAddress
 from horovod_runner.wire.channel import Channel
+from tests.programs import ROOT, await_condition
 
 #: Where a cold start is not the subject.
 WARM = ClusterConfig(preload_frameworks=["horovod.torch"])
@@ -40,7 +41,6 @@ class Sockets:
     channel: ChannelAddress
     rendezvous_port: int
     token: str
-    master_port: int
 
 
 def train(stop: str) -> int:
@@ -75,10 +75,8 @@ def _announce(runner: HorovodRunner, channels: list[Channel]) -> None:
     while (supervisor := requests.supervisor) is None or not supervisor.roster.all_started:
         time.sleep(0.01)
     channels.append(supervisor._channel)
-    hello = supervisor.roster.hellos[0]
-    address, _, token = hello.rendezvous.partition("/")
-    port = int(address.rpartition(":")[2])
-    sockets = Sockets(channels[0].address, port, token, hello.master_port)
+    address, _, token = supervisor.roster.hellos[0].rendezvous.partition("/")
+    sockets = Sockets(channels[0].address, int(address.rpartition(":")[2]), token)
     print("sockets", pickle.dumps(sockets).hex(), flush=True)
 
 
@@ -120,7 +118,7 @@ class LiveRun:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
-                cwd=Path(__file__).parents[2],
+                cwd=ROOT,
             )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -168,11 +166,6 @@ class LiveRun:
         then = {rank: steps + _STEPS_BETWEEN_INITS + 1 for rank, steps in self._logged.items()}
         self._wait(lambda: all(self._logged[rank] >= then[rank] for rank in then))
 
-    def grown(self) -> tuple[int, int]:
-        """The growth of the driver's descriptors and memory in bytes."""
-        descriptors, memory = self._before
-        return self.driver.num_fds() - descriptors, self.driver.memory_info().rss - memory
-
     def settles(self, memory: int) -> None:
         """Wait until the driver has no more descriptors than at the start, then check its memory.
 
@@ -181,11 +174,9 @@ class LiveRun:
         Args:
             memory: how many bytes the driver may have grown by.
         """
-        deadline = time.monotonic() + _SECONDS
-        while self.grown()[0] > 0:
-            assert time.monotonic() < deadline, f"{self.grown()[0]} descriptors more"
-            time.sleep(0.1)
-        assert self.grown()[1] < memory
+        descriptors_before, memory_before = self._before
+        await_condition(lambda: self.driver.num_fds() <= descriptors_before, _SECONDS)
+        assert self.driver.memory_info().rss - memory_before < memory
 
     def ends_well(self) -> None:
         """End the run, and check that every message has arrived once and in order."""

@@ -32,6 +32,7 @@ from tests.programs import run
 
 pytestmark = [pytest.mark.spark, pytest.mark.horovod, pytest.mark.places("hosts")]
 
+StartDriver = Callable[..., AbstractContextManager[Driver]]
 _SPARK_PORT, _BLOCK_PORT = 20001, 20002
 # Nobody answers there: what takes a way through a proxy fails.
 _PROXIES = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy"), "http://192.0.2.1:3128")
@@ -51,7 +52,7 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
 @pytest.fixture(scope="module")
 def start_driver(
     network: Network, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[..., AbstractContextManager[Driver]]]:
+) -> Iterator[StartDriver]:
     """Starts drivers with given settings; the cluster has room for two at a time."""
     workers = [Place(ADDRESSES[host.name], host.enter, cores=4) for host in network.workers]
     master = Place(ADDRESSES["master"], network.master.enter)
@@ -74,7 +75,7 @@ def start_driver(
 
 
 @pytest.fixture(scope="module")
-def driver(start_driver: Callable[..., AbstractContextManager[Driver]]) -> Iterator[Driver]:
+def driver(start_driver: StartDriver) -> Iterator[Driver]:
     settings = {
         "spark.driver.host": ADDRESSES["driver"],
         "spark.driver.port": str(_SPARK_PORT),
@@ -203,7 +204,7 @@ def test_ddp_code_runs_on_both_hosts(driver: Driver) -> None:
 
 
 def test_the_driver_may_have_a_name_that_resolves_to_loopback_on_its_own_host(
-    start_driver: Callable[..., AbstractContextManager[Driver]],
+    start_driver: StartDriver,
 ) -> None:
     settings = {"spark.driver.host": "driver", "spark.driver.bindAddress": "0.0.0.0"}
     with start_driver(settings) as driver:
@@ -211,9 +212,7 @@ def test_the_driver_may_have_a_name_that_resolves_to_loopback_on_its_own_host(
     assert where in ("host-a", "host-b")
 
 
-def test_the_error_names_a_driver_host_that_no_executor_reaches(
-    start_driver: Callable[..., AbstractContextManager[Driver]],
-) -> None:
+def test_the_error_names_a_driver_host_that_no_executor_reaches(start_driver: StartDriver) -> None:
     with start_driver({"spark.driver.host": NOWHERE}) as driver:
         error = driver.error(4, hostname, slot_timeout=1, preload_frameworks=False)
     assert "np=4 " in error
@@ -300,7 +299,7 @@ def add_up_until_two_are_left() -> tuple[list[int], list[int]]:
 
 
 def test_a_run_goes_on_without_a_host_that_is_cut_off(
-    start_driver: Callable[..., AbstractContextManager[Driver]], network: Network
+    start_driver: StartDriver, network: Network
 ) -> None:
     lost = network.workers[1]
     # An application of its own: Spark does not use that host again.

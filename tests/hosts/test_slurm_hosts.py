@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from tests.hosts.network import ADDRESSES, Host, Network, missing
 from tests.hpc import PROGRAM, ROOT, require_slurm, slurm, start
 
 pytestmark = [pytest.mark.horovod, pytest.mark.places("hosts")]
+Command = Callable[..., subprocess.CompletedProcess[str]]
 _SCRIPT = """
 import horovod.torch as hvd, os, torch
 import torch.distributed as dist
@@ -68,23 +70,27 @@ def node(host: Host) -> slurm.Node:
     return slurm.Node(host.name, ADDRESSES[host.name], host.enter)
 
 
-@pytest.fixture(scope="module")
-def on_login_node(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
-    """Runs a command on a login node, in an allocation of two other nodes."""
+@contextmanager
+def slurm_of(
+    folders: pytest.TempPathFactory, workers: int, cpus: int
+) -> Iterator[tuple[Network, dict[str, str]]]:
+    """Slurm on some nodes and a login node, the network's driver; also its variables."""
     require_slurm()
     if reason := missing():
         pytest.skip(reason)
-    with (
-        Network(tmp_path_factory.mktemp("network")) as network,
-        slurm.running(
-            tmp_path_factory.mktemp("slurm"),
-            [*map(node, network.workers)],
-            node(network.driver),
-            cpus=2,  # so many ranks has a node, and no more once the other one has gone
-        ) as environment,
-    ):
+    with Network(folders.mktemp("network"), workers) as network:
+        nodes = [*map(node, network.workers)]
+        with slurm.running(
+            folders.mktemp("slurm"), nodes, node(network.driver), cpus=cpus
+        ) as environment:
+            yield network, environment
+
+
+@pytest.fixture(scope="module")
+def on_login_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
+    """Runs a command on a login node, in an allocation of two other nodes."""
+    # A node has two CPUs, and so two ranks, also once the other one has gone.
+    with slurm_of(tmp_path_factory, workers=2, cpus=2) as (network, environment):
 
         def run(*command: str) -> subprocess.CompletedProcess[str]:
             allocate = ("salloc", "--nodes=2", "--ntasks=4", "--ntasks-per-node=2")
@@ -95,9 +101,7 @@ def on_login_node(
         yield run
 
 
-def test_ranks_on_two_nodes_connect_and_reduce(
-    on_login_node: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
+def test_ranks_on_two_nodes_connect_and_reduce(on_login_node: Command, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(_SCRIPT)
     done = on_login_node("horovod-runner", "run", str(script))
@@ -114,9 +118,7 @@ def test_ranks_on_two_nodes_connect_and_reduce(
 
 
 # Slow: eight ranks with cold imports, over two ways to start them.
-def test_one_rank_per_node_trains_on_the_rows_of_all_ranks(
-    on_login_node: Callable[..., subprocess.CompletedProcess[str]],
-) -> None:
+def test_one_rank_per_node_trains_on_the_rows_of_all_ranks(on_login_node: Command) -> None:
     done = on_login_node("horovod-runner", "run", PROGRAM, "--", "two-hosts")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(": ok") == 4
@@ -127,7 +129,7 @@ def test_one_rank_per_node_trains_on_the_rows_of_all_ranks(
 
 # Slow: Slurm kills the steps of the host that goes, and the run waits until it is sure of that.
 def test_a_run_goes_on_in_an_allocation_that_is_shrunk(
-    on_login_node: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+    on_login_node: Command, tmp_path: Path
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text(_SHRINKING)
@@ -140,21 +142,10 @@ def test_a_run_goes_on_in_an_allocation_that_is_shrunk(
 def test_the_job_of_the_examples_has_four_ranks_on_each_of_four_nodes(
     tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
 ) -> None:
-    require_slurm()
-    if reason := missing():
-        pytest.skip(reason)
     examples = tmp_path / "examples"
     examples.mkdir()
     (examples / "digits_script.py").write_text(_WHERE)
-    with (
-        Network(tmp_path_factory.mktemp("network"), workers=4) as network,
-        slurm.running(
-            tmp_path_factory.mktemp("slurm"),
-            [*map(node, network.workers)],
-            node(network.driver),
-            cpus=4,
-        ) as environment,
-    ):
+    with slurm_of(tmp_path_factory, workers=4, cpus=4) as (network, environment):
         batch = ("sbatch", "--wait", str(ROOT / "examples" / "train.sbatch"))
         variables = {**environment, "VENV": str(Path(sys.executable).parent.parent)}
         done = start(*network.driver.enter, *batch, directory=tmp_path, **variables)

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.programs import run
+from tests.programs import free_ports, run
 
 COMMANDS = ("munged", "slurmctld", "slurmd", "srun", "sbatch")
 _START_SECONDS = 180.0
@@ -73,15 +73,6 @@ def find(name: str) -> str | None:
     return shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
 
 
-def _free_ports(count: int) -> list[int]:
-    # All are bound at the same time, so that they differ. Slurm does not accept port 0.
-    servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [server.getsockname()[1] for server in servers]
-    for server in servers:
-        server.close()
-    return ports
-
-
 @contextmanager
 def running(
     folder: Path,
@@ -97,7 +88,7 @@ def running(
         controller: where slurmctld runs.
         cpus: how many each node says that it has; None for as many as there are.
     """
-    controller_port, node_port = _free_ports(2)
+    controller_port, node_port = free_ports(2)  # Slurm does not accept port 0
     munge = folder / "munge"
     folders = [folder / f"{name}-{node.name}" for name in ("spool", "tmp") for node in nodes]
     for path in (munge, folder / "state", *folders):

@@ -96,11 +96,11 @@ def load(areas: Sequence[str]) -> list[Mutant]:
     return found
 
 
-def collect(mutants: Sequence[Mutant], tree: Path, python: str) -> list[str]:
+def collect(mutants: Sequence[Mutant]) -> list[str]:
     """The ids of all tests in the files that the mutants name."""
     files = {test.partition("::")[0] for mutant in mutants for test in mutant.tests}
-    there = sorted(file for file in files if (tree / file).exists())
-    done = run_pytest(["--collect-only", *SUITES["all"], *there], tree, python)
+    there = sorted(file for file in files if (ROOT / file).exists())
+    done = run_pytest(["--collect-only", *SUITES["all"], *there], ROOT)
     if done.returncode not in {0, 2}:
         sys.exit(f"the tests cannot be collected:\n{done.stdout}{done.stderr}")
     return [line for line in done.stdout.splitlines() if "::" in line]
@@ -165,11 +165,11 @@ def copy(tree: Path, folder: Path) -> None:
 
 
 def run_pytest(
-    arguments: Sequence[str], folder: Path, python: str, seconds: float | None = None
+    arguments: Sequence[str], folder: Path, seconds: float | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run pytest in a checkout, with the package that is there and not the installed one."""
     return subprocess.run(
-        [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],
         cwd=folder,
         env={
             **os.environ,
@@ -184,19 +184,15 @@ def run_pytest(
 
 
 def first_failure(
-    sources: Mapping[str, str],
-    arguments: Sequence[str],
-    tree: Path,
-    python: str,
-    seconds: float | None = None,
+    sources: Mapping[str, str], arguments: Sequence[str], seconds: float | None = None
 ) -> str:
     """Run tests on a copy with some other sources; the first that fails, or "" if none does."""
     with tempfile.TemporaryDirectory(prefix="mutant-") as name:
-        copy(tree, Path(name))
+        copy(ROOT, Path(name))
         for file, source in sources.items():
             (Path(name) / file).write_text(source)
         try:
-            done = run_pytest(["-x", *arguments], Path(name), python, seconds)
+            done = run_pytest(["-x", *arguments], Path(name), seconds)
         except subprocess.TimeoutExpired:
             return f"(no end within {seconds} s)"
     failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
@@ -211,18 +207,18 @@ def try_all(mutants: Sequence[Mutant], options: argparse.Namespace) -> int:
     Raises:
         SystemExit: A test fails without any mutant.
     """
-    tree, python, suite = options.tree, options.python, SUITES[options.suite]
+    suite = SUITES[options.suite]
     tests = dict.fromkeys(test for mutant in mutants for test in mutant.tests)
     # Mutants have no comments and another layout. So has this copy: a test may read the source.
     files = {mutant.file for mutant in mutants}
-    plain = {file: ast.unparse(ast.parse((tree / file).read_text())) for file in files}
-    broken = first_failure(plain, [*suite, *tests], tree, python)
+    plain = {file: ast.unparse(ast.parse((ROOT / file).read_text())) for file in files}
+    broken = first_failure(plain, [*suite, *tests])
     if broken:
         sys.exit(f"{broken} fails without any mutant")
 
     def try_one(mutant: Mutant) -> bool:
-        changed = {mutant.file: mutant.source(tree)}
-        noticed = first_failure(changed, [*suite, *mutant.tests], tree, python, SECONDS)
+        changed = {mutant.file: mutant.source(ROOT)}
+        noticed = first_failure(changed, [*suite, *mutant.tests], SECONDS)
         print(f"{noticed or 'MISSED'}: {mutant.breaks}", flush=True)
         return bool(noticed)
 
@@ -238,24 +234,21 @@ def main() -> int:
     parser.add_argument("--sample", metavar="SEED:COUNT", help="this many, drawn by a seed: 1:80")
     parser.add_argument("--suite", choices=SUITES, default="all", help="the tests to run")
     parser.add_argument("--jobs", type=int, default=2, help="how many at a time (default: 2)")
-    parser.add_argument("--tree", type=Path, default=ROOT, help="another checkout to break")
-    parser.add_argument("--python", default=sys.executable, help="its Python")
     parser.add_argument("--check", action="store_true", help="only see whether they apply")
     options = parser.parse_args()
-    options.tree = options.tree.resolve()
     mutants = [each for each in load(options.areas) if options.only in each.breaks]
     if options.sample:
         seed, count = map(int, options.sample.split(":"))
         mutants = random.Random(seed).sample(mutants, min(count, len(mutants)))
     if not mutants:
         sys.exit("no such mutant")
-    ids = collect(mutants, options.tree, options.python)
-    good, problems = examine(mutants, options.tree, ids)
+    ids = collect(mutants)
+    good, problems = examine(mutants, ROOT, ids)
     print(*problems, sep="\n", end="\n" if problems else "")
     if options.check or not good:
         print(f"{len(good)} of {len(mutants)} mutants can be tried")
         return len(problems) > 0
-    tried = in_quick_suite(good, ids, options.tree) if options.suite == "quick" else good
+    tried = in_quick_suite(good, ids, ROOT) if options.suite == "quick" else good
     noticed = try_all(tried, options) if tried else 0
     print(f"{noticed} of {len(good)} noticed ({noticed / len(good):.0%})")
     missed = noticed < len(good) and options.suite == "all"

@@ -76,26 +76,21 @@ def judge_all(programs: Sequence[Program]) -> list[Verdict]:
     A program that is not right beside others is run again alone, and that counts.
     """
     expected = [_one_process(program) for program in programs]
-    found: list[list[Any] | None] = [None] * len(programs)
+    found: dict[int, list[Any] | None] = {}
     if len(programs) > 1:
-        together = [
-            number
+        together = {
+            number: each
             for number, each in enumerate(programs)
             if len(each.phases) == 1 and not each.reads_feed
-        ]
-        for number, weights in zip(
-            together, _run_together([programs[n] for n in together]), strict=True
-        ):
-            found[number] = weights
+        }
+        found = dict(zip(together, _run_together([*together.values()]), strict=True))
     verdicts = []
-    for program, future, weights in zip(programs, expected, found, strict=True):
-        right = future.result(timeout=_DEADLINE)
-        if weights is not None:
-            verdict = _compare(program, weights, right, "")
-            if verdict.kind == "right":
-                verdicts.append(verdict)
-                continue
-        verdicts.append(_judge_alone(program, right))
+    for number, (program, future) in enumerate(zip(programs, expected, strict=True)):
+        right, weights = future.result(timeout=_DEADLINE), found.get(number)
+        verdict = None if weights is None else _compare(program, weights, right, "")
+        if verdict is None or verdict.kind != "right":
+            verdict = _judge_alone(program, right)
+        verdicts.append(verdict)
     return verdicts
 
 
@@ -164,14 +159,15 @@ def _flat(weights: list[Any]) -> Any:
 def _runner(program: Program, ranks: int) -> HorovodRunner:
     return HorovodRunner(
         np=-ranks,
-        env={"KERAS_BACKEND": _backend(program.framework)},
+        env={"KERAS_BACKEND": backend_of(program.framework)},
         progress=False,
         cluster_config=ClusterConfig(preload_frameworks=_PRELOADED[program.framework]),
         debug_config=DebugConfig(hang_timeout=_HANG_SECONDS),
     )
 
 
-def _backend(framework: str) -> str:
+def backend_of(framework: str) -> str:
+    """The backend of Keras in the programs of a framework."""
     return "tensorflow" if framework in ("keras_tensorflow", "tape") else "torch"
 
 
@@ -192,12 +188,9 @@ def _names_of(source: str) -> dict[str, Any]:
 def _run_together(programs: Sequence[Program]) -> list[list[Any] | None]:
     """The weights of programs by rank, of those that came to their end."""
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
-        while True:
-            done = len(list(Path(folder).iterdir()))
+        while (done := len(list(Path(folder).iterdir()))) < len(programs):
             sources = [program.source for program in programs[done:]]
             ends = [program.steps for program in programs[done:]]
-            if not sources:
-                break
             runner = _runner(programs[0], programs[0].ranks)
             try:
                 with contextlib.redirect_stdout(io.StringIO()):
@@ -223,7 +216,7 @@ def _run_each(sources: list[str], ends: list[int], folder: str, number: int) -> 
 
 def _one_process(program: Program) -> Future[Any]:
     """What one process learns: weights, or an exception."""
-    return _pool(_backend(program.framework)).submit(_train_alone, program.source, program.phases)
+    return _pool(backend_of(program.framework)).submit(_train_alone, program.source, program.phases)
 
 
 @cache

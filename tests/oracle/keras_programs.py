@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tests.oracle.programs import Program, lines
+from tests.oracle.programs import Program, lines, rows_by_rank
 
 _OPTIMIZERS = {
     "sgd": "SGD(0.1{})",
@@ -109,7 +109,6 @@ def source(program: Program) -> str:
 
 def _imports(p: Program) -> str:
     backend = "torch" if p.framework == "keras_torch" else "tensorflow"
-    rows = {"equal": [5] * 4, "uneven": [5, 2, 7, 3], "one row": [1] * 4}[p.rows]
     return lines(
         f'"""{p}."""',
         "",
@@ -122,8 +121,7 @@ def _imports(p: Program) -> str:
         "tensor" in backend and "import tensorflow as tf",
         "",
         'keras.config.set_floatx("float64")',
-        f"RANKS = {p.ranks}",
-        f"ROWS = {rows}  # of a batch, by rank",
+        rows_by_rank(p),
     )
 
 
@@ -137,6 +135,7 @@ def _network(p: Program) -> str:
         "rank 0": "(self.left(h) if self.rank == 0 else 0)",
         "cond": "keras.ops.cond(x[0, 0] > 0, lambda: self.left(h), lambda: self.right(h))",
     }.get(p.branch)
+    right = branch and p.branch != "rank 0"
     norm = {"batch": "BatchNormalization", "layer": "LayerNormalization"}.get(p.normalizes)
     return lines(
         "class Network(keras.Model):",
@@ -147,7 +146,7 @@ def _network(p: Program) -> str:
         p.frozen and "        self.first.trainable = False",
         p.ties and '        self.second = keras.layers.Dense(6, "tanh")',
         branch and "        self.left = keras.layers.Dense(6)",
-        branch and p.branch != "rank 0" and "        self.right = keras.layers.Dense(6)",
+        right and "        self.right = keras.layers.Dense(6)",
         p.embedding and "        self.table = keras.layers.Embedding(7, 6)",
         norm and f"        self.norm = keras.layers.{norm}()",
         p.head and "        self.head = keras.layers.Dense(2)",
@@ -166,9 +165,7 @@ def _network(p: Program) -> str:
         '        """Make the weights, also of what is not used."""',
         "        self(numpy.zeros((1, 5)))",
         branch and "        self.left.built or self.left.build((None, 6))",
-        branch
-        and p.branch != "rank 0"
-        and "        self.right.built or self.right.build((None, 6))",
+        right and "        self.right.built or self.right.build((None, 6))",
         p.embeds == "rank 0" and "        self.table.built or self.table.build((None,))",
         p.head and "        self.head.build((None, 6))",
         "        return self",
@@ -183,8 +180,7 @@ def _batches(p: Program) -> str:
         "    x = drawn.normal(size=(ROWS[rank], 5))",
         "    x[:, 4] = drawn.integers(7, size=ROWS[rank])",
         "    y = x[:, :4].sum(1, keepdims=True) + 0.1 * x[:, 4:] + rank",
-        infinite and f"    if step == 1 and {infinite}:",
-        infinite and "        y = y * numpy.inf",
+        infinite and [f"    if step == 1 and {infinite}:", "        y = y * numpy.inf"],
         "    return x, y",
         "\n",
         "def batches(rank, steps):",
@@ -196,12 +192,12 @@ def _batches(p: Program) -> str:
 
 
 def _optimizer(p: Program, passes: int = 1) -> str:
+    passes *= p.own_passes
     clip = {"clipnorm": "0.1", "global_clipnorm": "0.5", "clipvalue": "0.05"}.get(p.clip)
     options = [
         clip and f"{p.clip}={clip}",
         p.ema and "use_ema=True, ema_overwrite_frequency=2",
-        (p.own_passes or 1) * passes > 1
-        and f"gradient_accumulation_steps={(p.own_passes or 1) * passes}",
+        passes > 1 and f"gradient_accumulation_steps={passes}",
     ]
     made = _OPTIMIZERS[p.optimizer].format("".join(f", {each}" for each in options if each))
     if p.schedule:
@@ -210,7 +206,7 @@ def _optimizer(p: Program, passes: int = 1) -> str:
         decay = f"keras.optimizers.schedules.ExponentialDecay({rate}, 2, 0.5)"
         made = f"{kind}({decay}{rest[len(rate) :]}"
     made = f"keras.optimizers.{made}"
-    if p.scaler and p.scaler != "none":
+    if p.scaler != "none":
         made = (
             f"keras.optimizers.LossScaleOptimizer({made}, initial_scale=16.0, "
             "dynamic_growth_steps=2)"
@@ -231,7 +227,7 @@ def _options(p: Program) -> str:
     return "".join(f", {each}" for each in options if each)
 
 
-def _begin(p: Program) -> list[str | bool | None]:
+def _begin(p: Program) -> list[Any]:
     return [
         "def train(ranks, distributed, begin, end, state):",
         f"    keras.utils.set_random_seed({'1 + ranks[0]' if p.seeds == 'by rank' else '1'})",
@@ -240,30 +236,25 @@ def _begin(p: Program) -> list[str | bool | None]:
         "    model.make()",
         f"    optimizer = {_optimizer(p)}",
         p.excludes and f"    {_EXCLUDES}",
+        p.restart != "none"
+        and [
+            "    if state is not None:",
+            "        model.set_weights(state[0])",
+            "        optimizer.build(weights_of(model))",
+            "        for variable, value in zip(optimizer.variables, state[1]):",
+            "            variable.assign(value)",
+        ],
     ]
 
 
-def _load(p: Program) -> list[str | bool | None]:
+def _end(p: Program) -> list[str]:
+    weights = "    weights = [keras.ops.convert_to_numpy(v) for v in weights_of(model)]"
+    if p.restart == "none":
+        return [weights, "    return weights, None"]
     return [
-        p.restart != "none" and "    if state is not None:",
-        p.restart != "none" and "        model.set_weights(state[0])",
-        p.restart != "none" and "        optimizer.build(weights_of(model))",
-        p.restart != "none"
-        and "        for variable, value in zip(optimizer.variables, state[1]):",
-        p.restart != "none" and "            variable.assign(value)",
-    ]
-
-
-def _end(p: Program) -> list[str | bool | None]:
-    return [
-        "    weights = [v.numpy() for v in weights_of(model)]"
-        if p.framework == "tape"
-        else "    weights = [keras.ops.convert_to_numpy(v) for v in weights_of(model)]",
-        p.restart != "none"
-        and "    kept = [keras.ops.convert_to_numpy(v) for v in optimizer.variables]",
-        "    return weights, (model.get_weights(), kept)"
-        if p.restart != "none"
-        else "    return weights, None",
+        weights,
+        "    kept = [keras.ops.convert_to_numpy(v) for v in optimizer.variables]",
+        "    return weights, (model.get_weights(), kept)",
     ]
 
 
@@ -271,145 +262,128 @@ _EXCLUDES = "optimizer.exclude_from_weight_decay([model.last.kernel])"
 
 
 def _gradients(p: Program) -> str:
-    scaled = "optimizer.scale_loss(loss)" if p.scaler and p.scaler != "none" else "loss"
+    scaled = "optimizer.scale_loss(loss)" if p.scaler != "none" else "loss"
+    share = "" if p.op == "sum" else " / len(by_rank)"
     torch = p.framework == "keras_torch"
+    differentiate: list[Any]
+    if torch:
+        differentiate = [
+            "    model.zero_grad()",
+            "    loss = keras.ops.mean((model(x, training=True) - y) ** 2)",
+            f"    {scaled}.backward()",
+            "    gradients = [v.value.grad for v in weights_of(model)]",
+            "    return [None if g is None else g.clone() for g in gradients]",
+        ]
+    else:
+        differentiate = [
+            "    with tf.GradientTape() as tape:",
+            "        loss = keras.ops.mean((model(x, training=True) - y) ** 2)",
+            scaled != "loss" and f"        loss = {scaled}",
+            "    gradients = tape.gradient(loss, weights_of(model))",
+            # In a graph a branch that is not taken has gradients of zeros.
+            (p.branch == "cond" and not p.eager)
+            and [
+                "    pairs = zip(gradients, weights_of(model))",
+                "    gradients = [tf.zeros_like(v.value) if g is None else g for g, v in pairs]",
+            ],
+            "    return gradients",
+        ]
     return lines(
         "def gradients_of(model, optimizer, rank, step):",
         "    model.rank = rank",
         "    x, y = map(keras.ops.convert_to_tensor, batch(rank, step))",
-        torch and "    model.zero_grad()",
-        torch and "    loss = keras.ops.mean((model(x, training=True) - y) ** 2)",
-        torch and f"    {scaled}.backward()",
-        torch and "    gradients = [v.value.grad for v in weights_of(model)]",
-        torch and "    return [None if g is None else g.clone() for g in gradients]",
-        not torch and "    with tf.GradientTape() as tape:",
-        not torch and "        loss = keras.ops.mean((model(x, training=True) - y) ** 2)",
-        not torch and scaled != "loss" and f"        loss = {scaled}",
-        not torch and "    gradients = tape.gradient(loss, weights_of(model))",
-        not torch and _zeros_in_graphs(p),
-        not torch and "    return gradients",
+        differentiate,
         "\n",
         "def averaged(by_rank):",
         "    found = []",
         "    for gradients in zip(*by_rank):",
         "        there = [g for g in gradients if g is not None]",
-        not torch and "        if there and isinstance(there[0], tf.IndexedSlices):",
-        not torch and "            values = tf.concat([g.values for g in there], 0)",
-        not torch and f"            values = values{'' if p.op == 'sum' else ' / len(by_rank)'}",
-        not torch and "            places = tf.concat([g.indices for g in there], 0)",
-        not torch and "            found.append(tf.IndexedSlices(values, places, (7, 6)))",
-        p.sparse_as_dense and "            found[-1] = tf.convert_to_tensor(found[-1])",
-        not torch and "            continue",
-        f"        mean = sum(there){'' if p.op == 'sum' else ' / len(by_rank)'} if there else None",
+        not torch
+        and [
+            "        if there and isinstance(there[0], tf.IndexedSlices):",
+            "            values = tf.concat([g.values for g in there], 0)",
+            f"            values = values{share}",
+            "            places = tf.concat([g.indices for g in there], 0)",
+            "            found.append(tf.IndexedSlices(values, places, (7, 6)))",
+            p.sparse_as_dense and "            found[-1] = tf.convert_to_tensor(found[-1])",
+            "            continue",
+        ],
+        f"        mean = sum(there){share} if there else None",
         "        found.append(mean)",
         "    return found",
     )
 
 
-def _zeros_in_graphs(p: Program) -> str | bool:
-    """In a graph a branch that is not taken has gradients of zeros."""
-    return (
-        p.branch == "cond"
-        and not p.eager
-        and lines(
-            "    pairs = zip(gradients, weights_of(model))",
-            "    gradients = [tf.zeros_like(v.value) if g is None else g for g, v in pairs]",
-        )
-    )
-
-
 def _fit(p: Program) -> str:
     torch = p.framework == "keras_torch"
-    passes = p.passes
+    executes = ", steps_per_execution=2" if p.steps_per_execution == 2 else ""
     compiles = (
-        lines(
-            "        model.compile(",
-            '            optimizer, "mse"',
-            f"            , run_eagerly={bool(p.eager)}, jit_compile=False",
-            p.steps_per_execution == 2 and "            , steps_per_execution=2",
-            "        )",
-        )
-        .replace("\n            , ", ", ")
-        .replace("(\n            ", "(")
-        .replace("\n        )", ")")
+        f'        model.compile(optimizer, "mse", run_eagerly={bool(p.eager)}, jit_compile=False'
+        f"{executes})"
     )
     callbacks = "[hvd.callbacks.BroadcastGlobalVariablesCallback(0)]"
     fit = f"model.fit(x, y, batch_size=ROWS[rank], shuffle=False, verbose=0, callbacks={callbacks})"
-    freezes = {"freezes between": "model.first.trainable = False"}.get(p.fits)
-    again = p.fits in ("freezes between", "recompiles")
-    later = (
-        f"        optimizer = hvd.DistributedOptimizer({_optimizer(p)}{_options(p)})"
-        if again
-        else None
-    )
-    factor = f" * {passes}" if passes > 1 and not p.average else ""
-    new = _optimizer(p, passes).replace("optimizer = ", "")
+    once, freezes = p.fits == "once", p.fits == "freezes between"
+    again = freezes or p.fits == "recompiles"
+    factor = p.passes if not p.average else 1
     return lines(
         _gradients(p),
         "\n",
-        *_begin(p),
-        *_load(p),
+        _begin(p),
         "    if distributed:",
         "        (rank,) = ranks",
         f"        optimizer = hvd.DistributedOptimizer(optimizer{_options(p)})",
         compiles,
-        *(
-            [
-                "        x, y = batches(rank, range(begin, end))",
-                f"        {fit}",
-            ]
-            if p.fits == "once"
-            else [
-                "        middle = (begin + end) // 2",
-                "        for steps in (range(begin, middle), range(middle, end)):",
-                "            x, y = batches(rank, steps)",
-                f"            {fit}",
-                *(
-                    [
-                        "            if steps.start == begin:",
-                        freezes and f"                {freezes}",
-                        "        " + str(later),
-                        p.excludes and f"                {_EXCLUDES}",
-                        *("        " + line for line in compiles.splitlines()),
-                    ]
-                    if again
-                    else []
-                ),
-            ]
-        ),
+        ["        x, y = batches(rank, range(begin, end))", f"        {fit}"]
+        if once
+        else [
+            "        middle = (begin + end) // 2",
+            "        for steps in (range(begin, middle), range(middle, end)):",
+            "            x, y = batches(rank, steps)",
+            f"            {fit}",
+            again
+            and [
+                "            if steps.start == begin:",
+                freezes and "                model.first.trainable = False",
+                f"                optimizer = {_optimizer(p)}",
+                f"                optimizer = hvd.DistributedOptimizer(optimizer{_options(p)})",
+                p.excludes and f"                {_EXCLUDES}",
+                f"        {compiles}",
+            ],
+        ],
         "    else:",
-        passes > 1 and f"        optimizer = {new}",
-        p.fits != "once" and "        middle = (begin + end) // 2",
+        p.passes > 1 and f"        optimizer = {_optimizer(p, p.passes)}",
+        not once and "        middle = (begin + end) // 2",
         "        for step in range(begin, end):",
-        p.fits != "once" and "            if step == middle:",
-        p.fits != "once"
-        and "                optimizer.finalize_variable_values(weights_of(model))",
-        again and freezes and f"                {freezes}",
-        again and f"                optimizer = {_optimizer(p)}",
-        again and p.excludes and f"                {_EXCLUDES}",
+        not once
+        and [
+            "            if step == middle:",
+            "                optimizer.finalize_variable_values(weights_of(model))",
+            freezes and "                model.first.trainable = False",
+            again and f"                optimizer = {_optimizer(p)}",
+            again and p.excludes and f"                {_EXCLUDES}",
+        ],
         "            found = [gradients_of(model, optimizer, r, step) for r in ranks]",
         "            gradients = averaged(found)",
-        bool(factor)
-        and f"            gradients = [g if g is None else g{factor} for g in gradients]",
-        "            with torch.no_grad():" if torch else None,
+        factor > 1
+        and f"            gradients = [g if g is None else g * {factor} for g in gradients]",
+        torch and "            with torch.no_grad():",
         f"            {'    ' if torch else ''}optimizer.apply(gradients, weights_of(model))",
         "        optimizer.finalize_variable_values(weights_of(model))  # as fit does",
-        p.fits == "freezes between" and "    model.first.trainable = True",
-        *_end(p),
+        freezes and "    model.first.trainable = True",
+        _end(p),
     )
 
 
 def _tape(p: Program) -> str:
-    skips = p.skips == "tape on rank 1"
     return lines(
         _gradients(p),
         "\n",
-        *_begin(p),
-        *_load(p),
+        _begin(p),
         "    if distributed:",
         "        (rank,) = ranks",
         "",
-        "        @tf.function" if not p.eager else None,
+        not p.eager and "        @tf.function",
         "        def update(x, y):",
         "            with tf.GradientTape() as tape:",
         "                loss = tf.reduce_mean((model(x, training=True) - y) ** 2)",
@@ -423,8 +397,8 @@ def _tape(p: Program) -> str:
         "        hvd.broadcast_variables(model.variables, root_rank=0)",
         "        hvd.broadcast_variables(optimizer.variables, root_rank=0)",
         "        for step in range(begin, end):",
-        skips and "            if rank == 1 and step == 1:",
-        skips and "                continue",
+        p.skips == "tape on rank 1"
+        and ["            if rank == 1 and step == 1:", "                continue"],
         "            x, y = batch(rank, step)",
         "            update(tf.constant(x), tf.constant(y))",
         "    else:",
@@ -434,7 +408,7 @@ def _tape(p: Program) -> str:
         "            optimizer.apply_gradients(",
         "                (g, v) for g, v in zip(gradients, weights_of(model)) if g is not None",
         "            )",
-        *_end(p),
+        _end(p),
     )
 
 
@@ -442,13 +416,14 @@ def _main(p: Program) -> str:
     module = "horovod.tensorflow" if p.framework == "tape" else "horovod_runner.keras"
     gather = "hvd.allgather_object(weights)" if p.framework == "tape" else "gathered(weights)"
     return lines(
-        p.framework != "tape" and "def gathered(weights):",
         p.framework != "tape"
-        and "    both = numpy.concatenate([numpy.ravel(each) for each in weights])",
-        p.framework != "tape"
-        and '    found = keras.ops.convert_to_numpy(hvd.allgather(both[None], name="w"))',
-        p.framework != "tape" and "    return [[each] for each in found]",
-        p.framework != "tape" and "\n",
+        and [
+            "def gathered(weights):",
+            "    both = numpy.concatenate([numpy.ravel(each) for each in weights])",
+            '    found = keras.ops.convert_to_numpy(hvd.allgather(both[None], name="w"))',
+            "    return [[each] for each in found]",
+            "\n",
+        ],
         "def main(begin, end, state):",
         "    global hvd",
         f"    import {module} as hvd",

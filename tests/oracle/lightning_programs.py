@@ -14,7 +14,7 @@ CHOICES: dict[str, dict[str, list[Any]]] = {
         "steps": [4, 3, 6],
         "optimizer": ["sgd", "momentum", "adam", "adamw", "rmsprop", "lbfgs"],
         "groups_of_weights": [1, 2],
-        **{name: torch_programs.NETWORK[name] for name in torch_programs.NETWORK},
+        **torch_programs.NETWORK,
         "passes": [1, 2, 3],
         "clip": ["none", "norm", "value"],
         "schedule": ["none", "step", "cosine", "lambda"],
@@ -44,7 +44,7 @@ EXCLUDED: list[tuple[str, Callable[[Program], bool]]] = [
 def source(program: Program) -> str:
     """See Program.source."""
     p = program
-    return "\n\n\n".join([*torch_programs.common(p), _train(p), _main(p)]) + "\n"
+    return "\n\n\n".join([*torch_programs.common(p), _train(p), torch_programs.main(p)]) + "\n"
 
 
 def _train(p: Program) -> str:
@@ -60,7 +60,6 @@ def _train(p: Program) -> str:
         "norm": "torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.5)",
         "value": "torch.nn.utils.clip_grad_value_(plain.parameters(), 0.05)",
     }.get(p.clip)
-    every = "schedule, 'interval': 'step'"
     return lines(
         torch_programs.REST,
         "\n",
@@ -70,37 +69,35 @@ def _train(p: Program) -> str:
         f"    optimizer = {torch_programs.optimizer(p, 'plain.parameters()')}",
         schedule and f"    schedule = torch.optim.lr_scheduler.{schedule}",
         "    if distributed:",
-        "        fit(ranks[0], plain, optimizer, "
-        + ("schedule" if schedule else "None")
-        + ", end)",
+        f"        fit(ranks[0], plain, optimizer, {'schedule' if schedule else None}, end)",
         "    else:",
         "        for step in range(begin, end):",
-        freezes and "            if step == 2:",
-        freezes and "                plain.first.requires_grad_(False)",
-        *(
-            [
-                "            def closure():",
-                "                optimizer.zero_grad()",
-                "                total = sum(loss_of(plain, r, step) for r in ranks) / len(ranks)",
-                "                total.backward()",
-                "                return total.detach()",
-                "",
-                "            optimizer.step(closure)",
-                schedule and "            schedule.step()",
-            ]
-            if p.optimizer == "lbfgs"
-            else [
-                "            for rank in ranks:",
-                "                loss = loss_of(plain, rank, step) / len(ranks)",
-                f"                (loss / {p.passes}).backward()",
-                p.passes > 1 and f"            if (step + 1) % {p.passes} and step < end - 1:",
-                p.passes > 1 and "                continue",
-                plain and f"            {plain}",
-                "            optimizer.step()",
-                "            optimizer.zero_grad()",
-                schedule and "            schedule.step()",
-            ]
-        ),
+        freezes
+        and ["            if step == 2:", "                plain.first.requires_grad_(False)"],
+        [
+            "            def closure():",
+            "                optimizer.zero_grad()",
+            "                total = sum(loss_of(plain, r, step) for r in ranks) / len(ranks)",
+            "                total.backward()",
+            "                return total.detach()",
+            "",
+            "            optimizer.step(closure)",
+        ]
+        if p.optimizer == "lbfgs"
+        else [
+            "            for rank in ranks:",
+            "                loss = loss_of(plain, rank, step) / len(ranks)",
+            f"                (loss / {p.passes}).backward()",
+            p.passes > 1
+            and [
+                f"            if (step + 1) % {p.passes} and step < end - 1:",
+                "                continue",
+            ],
+            plain and f"            {plain}",
+            "            optimizer.step()",
+            "            optimizer.zero_grad()",
+        ],
+        schedule and "            schedule.step()",
         "    return [w.detach().numpy().copy() for w in plain.parameters()], None",
         "\n",
         "def fit(rank, plain, optimizer, schedule, end):",
@@ -114,19 +111,22 @@ def _train(p: Program) -> str:
         p.manual and "            self.automatic_optimization = False",
         "",
         "        def configure_optimizers(self):",
-        f"            return [optimizer], [{{'scheduler': {every}}}]"
+        "            return [optimizer], [{'scheduler': schedule, 'interval': 'step'}]"
         if schedule
         else "            return optimizer",
         "",
         "        def training_step(self, step, index):",
         "            step = int(step)",
-        freezes and "            if step == 2:",
-        freezes and "                self.plain.first.requires_grad_(False)",
-        not p.manual and "            return loss_of(self.plain, rank, step)",
-        p.manual and "            used = self.optimizers()",
-        p.manual and "            used.zero_grad()",
-        p.manual and "            self.manual_backward(loss_of(self.plain, rank, step))",
-        p.manual and "            used.step()",
+        freezes
+        and ["            if step == 2:", "                self.plain.first.requires_grad_(False)"],
+        [
+            "            used = self.optimizers()",
+            "            used.zero_grad()",
+            "            self.manual_backward(loss_of(self.plain, rank, step))",
+            "            used.step()",
+        ]
+        if p.manual
+        else "            return loss_of(self.plain, rank, step)",
         "",
         "    trainer = lightning.Trainer(",
         "        strategy=HorovodStrategy(), max_epochs=1, logger=False,",
@@ -134,15 +134,4 @@ def _train(p: Program) -> str:
         "        enable_model_summary=False, use_distributed_sampler=False" + options,
         "    )",
         "    trainer.fit(Model(), torch.utils.data.DataLoader(range(end), batch_size=None))",
-    )
-
-
-def _main(p: Program) -> str:
-    return lines(
-        "def main(begin, end, state):",
-        "    import horovod.torch as hvd",
-        "",
-        "    hvd.init()",
-        "    weights, saved = train([hvd.rank()], True, begin, end, state)",
-        "    return hvd.allgather_object(weights), saved",
     )

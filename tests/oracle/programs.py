@@ -7,7 +7,7 @@ with the numbers of all ranks, whose losses it averages. Both must end with the 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
 from types import ModuleType
@@ -100,18 +100,17 @@ class Program:
     @property
     def reads_feed(self) -> bool:
         """Whether `main` has an argument `data`; `table()` of the script makes it."""
-        find = getattr(_writer(self.framework), "reads_feed", None)
-        return find is not None and bool(find(self))
+        return bool(_found("reads_feed", self))
 
     @property
     def undefined(self) -> str:
         """Why this training has no counterpart in one process, so the user must be told; or ""."""
-        return _reason("undefined", self)
+        return str(_found("undefined", self))
 
     @property
     def only_alike(self) -> str:
         """Why its weights may differ from those of one process, though not by rank; or ""."""
-        return _reason("only_alike", self)
+        return str(_found("only_alike", self))
 
     def simpler(self) -> Iterator[Program]:
         """Programs with one choice less, or with fewer steps or ranks."""
@@ -160,15 +159,30 @@ def _settled(program: Program) -> Program:
         program = replace(program, choices=rest)
 
 
-def _reason(kind: str, program: Program) -> str:
-    find = getattr(_writer(program.framework), kind, None)
-    return "" if find is None else str(find(program))
+def _found(name: str, program: Program) -> Any:
+    """What a function of the module finds out that writes a program; "" if it has none."""
+    find = getattr(_writer(program.framework), name, None)
+    return "" if find is None else find(program)
 
 
 def _writer(framework: str) -> ModuleType:
     return import_module(f"tests.oracle.{FRAMEWORKS[framework][0]}")
 
 
-def lines(*parts: str | bool | None) -> str:
-    """Text of the parts that are texts."""
-    return "\n".join(part for part in parts if isinstance(part, str))
+def rows_by_rank(program: Program) -> str:
+    """Code that says how many rows a batch has."""
+    rows = {"equal": [5] * 4, "uneven": [5, 2, 7, 3], "one row": [1] * 4}[program.rows]
+    return f"ROWS = {rows}  # of a batch, by rank"
+
+
+def lines(*parts: Any) -> str:
+    """Text of the parts that are texts, also inside of lists; conditions leave others out."""
+    return "\n".join(_texts(parts))
+
+
+def _texts(parts: Iterable[Any]) -> Iterator[str]:
+    for part in parts:
+        if isinstance(part, str):
+            yield part
+        elif isinstance(part, list):
+            yield from _texts(part)

@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
-from tests.oracle.judge import Verdict, judge, judge_all
+from tests.oracle.judge import backend_of, judge
 from tests.oracle.programs import FRAMEWORKS, Program, draw
 from tests.oracle.run import judged, shrink
 from tests.programs import run_python
@@ -22,20 +23,21 @@ MANY = {"trainer": 8, **{framework: 9 * count for framework, count in FEW.items(
 
 def group(framework: str) -> pytest.MarkDecorator:
     """Programs of one backend share the process that learns what one process learns."""
-    backend = "tensorflow" if framework in ("keras_tensorflow", "tape") else "torch"
-    return pytest.mark.xdist_group(f"oracle {backend}")
+    return pytest.mark.xdist_group(f"oracle {backend_of(framework)}")
 
 
-def told(program: Program, verdict: Verdict) -> str:
-    return f"{verdict.kind}: {program}\n{verdict.details}\n{program.script}"
+def check(programs: Sequence[Program]) -> None:
+    wrong = [
+        f"{verdict.kind}: {program}\n{verdict.details}\n{program.script}"
+        for program, verdict in judged(programs)
+        if not verdict.is_right
+    ]
+    assert not wrong, "\n\n".join(wrong)
 
 
 @pytest.mark.parametrize("framework", [pytest.param(each, marks=group(each)) for each in FEW])
 def test_a_few_programs_learn_what_one_process_learns(framework: str) -> None:
-    programs = [on_two_ranks(draw(seed, (framework,))) for seed in range(FEW[framework])]
-    found = zip(programs, judge_all(programs), strict=True)
-    wrong = [told(*each) for each in found if not each[1].is_right]
-    assert not wrong, "\n\n".join(wrong)
+    check([on_two_ranks(draw(seed, (framework,))) for seed in range(FEW[framework])])
 
 
 def on_two_ranks(program: Program) -> Program:
@@ -46,9 +48,7 @@ def on_two_ranks(program: Program) -> Program:
 # Slow: some hundred trainings.
 @pytest.mark.parametrize("framework", [pytest.param(each, marks=group(each)) for each in MANY])
 def test_many_programs_learn_what_one_process_learns(framework: str) -> None:
-    programs = [draw(1000 + seed, (framework,)) for seed in range(MANY[framework])]
-    wrong = [told(*each) for each in judged(programs) if not each[1].is_right]
-    assert not wrong, "\n\n".join(wrong)
+    check([draw(1000 + seed, (framework,)) for seed in range(MANY[framework])])
 
 
 #: Choices of programs that were wrong once; a random seed rarely draws them again.
@@ -86,9 +86,7 @@ FOUND = {
 
 @pytest.mark.parametrize("framework", [pytest.param(each, marks=group(each)) for each in FOUND])
 def test_programs_that_were_wrong_once_are_right(framework: str) -> None:
-    programs = [Program(framework, 0, choices) for choices in FOUND[framework]]
-    wrong = [told(*each) for each in judged(programs) if not each[1].is_right]
-    assert not wrong, "\n\n".join(wrong)
+    check([Program(framework, 0, choices) for choices in FOUND[framework]])
 
 
 class Wrong(Program):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tests.oracle.programs import Program, lines
+from tests.oracle.programs import Program, lines, rows_by_rank
 
 _OPTIMIZERS = {
     "sgd": "SGD({}, lr=0.1)",
@@ -94,11 +94,10 @@ CHOICES: dict[str, dict[str, list[Any]]] = {
 EXCLUDED: list[tuple[str, Callable[[Program], bool]]] = [
     *(
         (name, lambda p: p.optimizer == "lbfgs")
-        for name in ("groups_of_weights", "scaler", "changes", "gan", "schedule", "passes", "zero")
-    ),
-    *(
-        (name, lambda p: p.optimizer == "lbfgs")
-        for name in ("embedding", "skips", "losses", "clip", "restart", "rows", "hooks")
+        for name in (
+            *("groups_of_weights", "scaler", "changes", "gan", "schedule", "passes", "zero"),
+            *("embedding", "skips", "losses", "clip", "restart", "rows", "hooks"),
+        )
     ),
     ("optimizer", lambda p: p.framework == "ddp" and p.optimizer == "lbfgs"),
     ("embedding", lambda p: _is_sparse(p) and p.optimizer not in ("sgd", "adagrad")),
@@ -135,7 +134,8 @@ EXCLUDED: list[tuple[str, Callable[[Program], bool]]] = [
     ("hook", lambda p: p.hook == "powersgd" and (p.branch != "none" or bool(p.head or p.static))),
     ("zero", lambda p: p.hook != "none" or p.groups_of_weights > 1 or p.restart != "none"),
     ("zero", lambda p: p.scaler != "none" or bool(p.gan) or p.changes != "none"),
-    ("gan", lambda p: p.hook != "none" or bool(p.finds_unused or p.static) or _parallel_gan(p)),
+    ("gan", lambda p: p.hook != "none" or bool(p.finds_unused or p.static)),
+    ("gan", lambda p: p.framework == "ddp" and p.branch != "none"),
     # Horovod's optimizer
     ("closure", lambda p: p.scaler != "none" or p.passes > 1 or p.skips != "none"),
     ("closure", lambda p: p.clip != "none" or bool(p.gan) or p.losses != "one"),
@@ -160,10 +160,6 @@ def _is_sparse(p: Program) -> bool:
     return bool(p.embedding == "sparse")
 
 
-def _parallel_gan(p: Program) -> bool:
-    return p.framework == "ddp" and p.branch != "none"
-
-
 def undefined(program: Program) -> str:
     """See Program.undefined."""
     p = program
@@ -184,17 +180,14 @@ def undefined(program: Program) -> str:
 def only_alike(program: Program) -> str:
     """See Program.only_alike."""
     p = program
-    if p.framework == "torch" and p.compression == "fp16":
-        return "gradients are rounded"
-    if p.framework == "ddp" and p.hook in ("fp16", "powersgd"):
-        return "gradients are rounded"
-    return ""
+    rounds = p.compression == "fp16" or p.hook in ("fp16", "powersgd")
+    return "gradients are rounded" if rounds else ""
 
 
 def source(program: Program) -> str:
     """See Program.source."""
     training = _gan(program) if program.gan else _train(program)
-    return "\n\n\n".join([*common(program), training, _main(program)]) + "\n"
+    return "\n\n\n".join([*common(program), training, main(program)]) + "\n"
 
 
 def common(program: Program) -> list[str]:
@@ -210,13 +203,8 @@ def _imports(p: Program) -> str:
         "",
         "import torch",
         "",
-        f"RANKS = {p.ranks}",
-        reads_feed(p) or f"ROWS = {_rows(p)}  # of a batch, by rank",
+        reads_feed(p) or rows_by_rank(p),
     )
-
-
-def _rows(p: Program) -> list[int]:
-    return {"equal": [5] * 4, "uneven": [5, 2, 7, 3], "one row": [1] * 4}[p.rows]
 
 
 def _network(p: Program) -> str:
@@ -316,8 +304,7 @@ def _batches(p: Program) -> str:
         "    x = torch.randn(ROWS[rank], 4, generator=drawn, dtype=torch.float64)",
         "    ids = torch.randint(7, (ROWS[rank],), generator=drawn)",
         "    y = x.sum(1, keepdim=True) + 0.1 * ids[:, None] + rank",
-        infinite and f"    if step == 1 and {infinite}:",
-        infinite and "        y = y * float('inf')",
+        infinite and [f"    if step == 1 and {infinite}:", "        y = y * float('inf')"],
         "    return x, ids, y",
     )
 
@@ -330,13 +317,18 @@ def _loss(p: Program) -> str:
         "    out = model(x, ids, rank, step)",
         "    loss = (out - y).square().mean()",
         p.losses == "penalty"
-        and "    (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)",
-        p.losses == "penalty" and "    loss = loss + 0.1 * slope.square().mean()",
+        and [
+            "    (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)",
+            "    loss = loss + 0.1 * slope.square().mean()",
+        ],
         "    return loss",
-        p.losses == "two" and "\n",
-        p.losses == "two" and "def other_loss_of(model, rank, step):",
-        p.losses == "two" and "    x, ids, _ = batch(rank, step)",
-        p.losses == "two" and "    return 0.1 * model(x, ids, rank, step).abs().mean()",
+        p.losses == "two"
+        and [
+            "\n",
+            "def other_loss_of(model, rank, step):",
+            "    x, ids, _ = batch(rank, step)",
+            "    return 0.1 * model(x, ids, rank, step).abs().mean()",
+        ],
     )
 
 
@@ -352,7 +344,7 @@ def schedule(p: Program) -> str | None:
     return _SCHEDULES.get(p.schedule)
 
 
-def _wrap(p: Program, optimizer: str = "optimizer", model: str = "model", prefix: str = "") -> str:
+def _wrap(p: Program, optimizer: str = "optimizer", model: str = "model") -> list[str]:
     passes = p.passes * (2 if p.losses == "two" else 1)
     options = [
         p.named and f"named_parameters={model}.named_parameters()",
@@ -364,14 +356,14 @@ def _wrap(p: Program, optimizer: str = "optimizer", model: str = "model", prefix
         p.sparse_as_dense and "sparse_as_dense=True",
     ]
     arguments = ", ".join(["", *(each for each in options if each)])
-    return lines(
-        f"{prefix}{optimizer} = hvd.DistributedOptimizer({optimizer}{arguments})",
-        f"{prefix}hvd.broadcast_parameters({model}.state_dict(), root_rank=0)",
-        f"{prefix}hvd.broadcast_optimizer_state({optimizer}, root_rank=0)",
-    )
+    return [
+        f"        {optimizer} = hvd.DistributedOptimizer({optimizer}{arguments})",
+        f"        hvd.broadcast_parameters({model}.state_dict(), root_rank=0)",
+        f"        hvd.broadcast_optimizer_state({optimizer}, root_rank=0)",
+    ]
 
 
-def _parallel(p: Program, model: str = "model", prefix: str = "") -> str:
+def _parallel(p: Program) -> list[Any]:
     options = [
         p.finds_unused and "find_unused_parameters=True",
         p.static and "static_graph=True",
@@ -381,32 +373,32 @@ def _parallel(p: Program, model: str = "model", prefix: str = "") -> str:
     arguments = ", ".join(["", *(each for each in options if each)])
     hooks = "torch.distributed.algorithms.ddp_comm_hooks"
     hook = {
-        "fp16": (f"{hooks}.default_hooks", "default_hooks.fp16_compress_hook", "None"),
-        "allreduce": (f"{hooks}.default_hooks", "default_hooks.allreduce_hook", "None"),
+        "fp16": ("default_hooks", "None, default_hooks.fp16_compress_hook"),
+        "allreduce": ("default_hooks", "None, default_hooks.allreduce_hook"),
         "powersgd": (
-            f"{hooks}.powerSGD_hook",
+            "powerSGD_hook",
+            "powerSGD_hook.PowerSGDState(None, 1, start_powerSGD_iter=2), "
             "powerSGD_hook.powerSGD_hook",
-            "powerSGD_hook.PowerSGDState(None, 1, start_powerSGD_iter=2)",
         ),
     }.get(p.hook)
-    name = hook[0].rpartition(".")[2] if hook else ""
-    return lines(
-        f"{prefix}plain = {model}",
-        f"{prefix}{model} = torch.nn.parallel.DistributedDataParallel({model}{arguments})",
-        hook and f"{prefix}from {hooks} import {name}",
-        hook and f"{prefix}{model}.register_comm_hook({hook[2]}, {hook[1]})",
-    )
+    return [
+        "        plain = model",
+        f"        model = torch.nn.parallel.DistributedDataParallel(model{arguments})",
+        hook
+        and [
+            f"        from {hooks} import {hook[0]}",
+            f"        model.register_comm_hook({hook[1]})",
+        ],
+    ]
 
 
 def _train(p: Program) -> str:
     ddp = p.framework == "ddp"
     later = {
-        "freezes later": ["model.first.requires_grad_(False)"],
-        "unfreezes later": ["plain.first.weight.requires_grad_(True)"],
-        "adds later": [
-            'optimizer.add_param_group({"params": list(plain.last.parameters())})',
-        ],
-    }.get(p.changes, [])
+        "freezes later": "model.first.requires_grad_(False)",
+        "unfreezes later": "plain.first.weight.requires_grad_(True)",
+        "adds later": 'optimizer.add_param_group({"params": list(plain.last.parameters())})',
+    }.get(p.changes)
     weights = "(w for n, w in model.named_parameters() if 'last' not in n)"
     given = weights if p.changes == "adds later" else "model.parameters()"
     made = schedule(p)
@@ -417,25 +409,23 @@ def _train(p: Program) -> str:
         "loads after wrapping": "",
         "rank 0 loads": " and 0 in ranks",
     }.get(p.restart)
-    load = loads is not None and lines(
+    load = loads is not None and [
         f"    if state is not None{loads}:",
         '        plain.load_state_dict(state["model"])',
         '        optimizer.load_state_dict(state["optimizer"])',
-    )
+    ]
     loads_early = p.restart == "loads before wrapping"
-    makes = f"    optimizer = {optimizer(p, given)}"
+    makes: Any = f"    optimizer = {optimizer(p, given)}"
     if ddp and p.zero:
         kind, _, rest = _OPTIMIZERS[p.optimizer].partition("({}")
-        makes = lines(
+        makes = [
             "    if distributed:",
             "        from torch.distributed.optim import ZeroRedundancyOptimizer",
             f"        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.{kind}"
             f"{rest}",
             "    else:",
             f"        optimizer = {optimizer(p, given)}",
-        )
-    wrap = lines("    if distributed:", _wrap(p, prefix="        ")) if not ddp else None
-    parallel = ddp and lines("    if distributed:", _parallel(p, prefix="        "))
+        ]
     hook = {
         "step": [
             "    def shorten(optimizer, *_):",
@@ -447,7 +437,7 @@ def _train(p: Program) -> str:
             "    optimizer.register_step_pre_hook(shorten)",
         ],
         "gradient": ["    plain.last.weight.register_hook(lambda gradient: gradient * 2)"],
-    }.get("none" if ddp else p.hooks, [])
+    }.get(p.hooks)
     return lines(
         REST,
         "\n",
@@ -457,48 +447,48 @@ def _train(p: Program) -> str:
         "    plain = model = Network().double()",
         p.changes == "unfreezes later" and "    plain.first.weight.requires_grad_(False)",
         p.compiles == "before" and '    model = torch.compile(model, backend="eager")',
-        parallel,
+        ddp and ["    if distributed:", _parallel(p)],
         makes,
-        *hook,
+        hook,
         early and makes_schedule,
         loads_early and load,
-        wrap,
+        not ddp and ["    if distributed:", _wrap(p)],
         not early and makes_schedule,
-        loads is not None and not loads_early and load,
-        p.restart == "rank 0 loads" and _broadcast_again(p),
+        not loads_early and load,
+        (p.restart == "rank 0 loads" and not ddp)
+        and [
+            "    if distributed:",
+            "        hvd.broadcast_parameters(plain.state_dict(), root_rank=0)",
+            "        hvd.broadcast_optimizer_state(optimizer, root_rank=0)",
+        ],
         p.compiles == "after" and '    model = torch.compile(model, backend="eager")',
         p.scaler != "none"
         and '    scaler = torch.amp.GradScaler("cpu", init_scale=16.0, growth_interval=2)',
         "    for step in range(begin, end):",
-        p.joins and "        if distributed and ranks[0] == 1 and step == end - 1:",
-        p.joins and "            break  # this rank has fewer batches",
-        bool(later) and "        if step == 2:",
-        *(f"            {line}" for line in later),
+        p.joins
+        and [
+            "        if distributed and ranks[0] == 1 and step == end - 1:",
+            "            break  # this rank has fewer batches",
+        ],
+        later and ["        if step == 2:", f"            {later}"],
         p.zeroes == "before" and f"        optimizer.zero_grad({_none(p)})",
         p.zeroes == "model" and f"        plain.zero_grad({_none(p)})",
-        *(_closure(p) if _has_closure(p) else _passes(p)),
+        _closure(p) if _has_closure(p) else _passes(p),
         made and "        schedule.step()",
         p.zeroes == "after" and not _has_closure(p) and f"        optimizer.zero_grad({_none(p)})",
-        p.joins and "    if distributed:",
-        p.joins and "        hvd.join()",
-        p.joins and "        hvd.broadcast_parameters(plain.state_dict(), root_rank=0)",
+        p.joins
+        and [
+            "    if distributed:",
+            "        hvd.join()",
+            "        hvd.broadcast_parameters(plain.state_dict(), root_rank=0)",
+        ],
         "    weights = [w.detach().numpy().copy() for w in plain.parameters()]",
         '    saved = {"model": plain.state_dict(), "optimizer": optimizer.state_dict()}'
         if p.restart != "none"
         else "    saved = None",
-        p.restart != "none" and reads_feed(p) and "    if distributed:",
-        p.restart != "none" and reads_feed(p) and '        saved["feed"] = feed.state_dict()',
+        (p.restart != "none" and reads_feed(p))
+        and ["    if distributed:", '        saved["feed"] = feed.state_dict()'],
         "    return weights, saved",
-    )
-
-
-def _broadcast_again(p: Program) -> str | None:
-    if p.framework == "ddp":
-        return None
-    return lines(
-        "    if distributed:",
-        "        hvd.broadcast_parameters(plain.state_dict(), root_rank=0)",
-        "        hvd.broadcast_optimizer_state(optimizer, root_rank=0)",
     )
 
 
@@ -507,18 +497,17 @@ def _none(p: Program) -> str:
 
 
 def _has_closure(p: Program) -> bool:
-    return p.optimizer == "lbfgs" or (p.framework == "torch" and bool(p.closure))
+    return p.optimizer == "lbfgs" or bool(p.closure)
 
 
 def _closure(p: Program) -> list[str]:
-    share = "" if p.framework == "torch" and p.op == "sum" else " / len(ranks)"
     return [
         "",
         "        def closure():",
         f"            optimizer.zero_grad({_none(p)})",
         "            total = 0",
         "            for rank in ranks:",
-        f"                loss = loss_of(model, rank, step){share}",
+        f"                loss = loss_of(model, rank, step){_share(p)}",
         "                loss.backward()",
         "                total += loss.detach()",
         "            return total",
@@ -528,10 +517,7 @@ def _closure(p: Program) -> list[str]:
 
 
 def _passes(p: Program) -> list[str]:
-    torch_loop = p.framework == "torch"
-    share = " / len(ranks)" if not (torch_loop and p.op == "sum") else ""
-    if p.passes > 1:
-        share += f" / {p.passes}"
+    share = f"{_share(p)} / {p.passes}" if p.passes > 1 else _share(p)
     count = f"{p.passes} if step < end - 1 else 1" if p.rest else str(p.passes)
     scaled = p.scaler != "none"
     skip = {
@@ -545,24 +531,23 @@ def _passes(p: Program) -> list[str]:
             f"loss = other_loss_of(model, rank, {_number(p)}){share}",
             *backward,
         ]
-    condition = [f"    if not ({skip}):"] if skip else []
-    deeper = "    " if skip else ""
+    if skip:
+        backward = [f"if not ({skip}):", *(f"    {line}" for line in backward)]
     joined = ["    if rank == 1 and step == end - 1:", "        continue"]
-    clips = {
-        "norm": ["torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)"],
-        "value": ["torch.nn.utils.clip_grad_value_(model.parameters(), 0.05)"],
-        "norm of a part": ["torch.nn.utils.clip_grad_norm_(plain.first.parameters(), 0.1)"],
-    }.get(p.clip, [])
-    pauses = torch_loop and p.pauses
+    clip = {
+        "norm": "torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)",
+        "value": "torch.nn.utils.clip_grad_value_(model.parameters(), 0.05)",
+        "norm of a part": "torch.nn.utils.clip_grad_norm_(plain.first.parameters(), 0.1)",
+    }.get(p.clip)
     step = "scaler.step(optimizer)" if scaled else "optimizer.step()"
     unscales = scaled and (p.scaler == "unscales" or p.clip != "none")
     after = [
-        pauses and "if distributed:",
-        pauses and "    optimizer.synchronize()",
+        p.pauses and "if distributed:",
+        p.pauses and "    optimizer.synchronize()",
         unscales and "scaler.unscale_(optimizer)",
-        *clips,
-        pauses and "with optimizer.skip_synchronize() if distributed else nullcontext():",
-        f"{'    ' if pauses else ''}{step}",
+        clip,
+        p.pauses and "with optimizer.skip_synchronize() if distributed else nullcontext():",
+        f"{'    ' if p.pauses else ''}{step}",
         scaled and "scaler.update()",
     ]
     if p.skips == "step on rank 1":
@@ -571,10 +556,9 @@ def _passes(p: Program) -> list[str]:
             *(f"    {line}" for line in after if line),
         ]
     body = [
-        *(joined if torch_loop and p.joins else []),
+        *(joined if p.joins else []),
         f"    loss = loss_of(model, rank, {_number(p)}){share}",
-        *condition,
-        *(f"    {deeper}{line}" for line in backward),
+        *(f"    {line}" for line in backward),
     ]
     if p.passes == 1:
         passes = ["for rank in ranks:", *body]
@@ -609,10 +593,7 @@ def _gan(p: Program) -> str:
             "        critic = torch.nn.parallel.DistributedDataParallel(critic)",
         ]
         if ddp
-        else [
-            _wrap(p, "optimizer", "model", "        "),
-            _wrap(p, "other", "critic", "        "),
-        ]
+        else [*_wrap(p), *_wrap(p, "other", "critic")]
     )
     return lines(
         REST,
@@ -623,12 +604,10 @@ def _gan(p: Program) -> str:
         "    judge = critic = torch.nn.Sequential(",
         "        torch.nn.Linear(1, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1)",
         "    ).double()",
-        ddp and "    if distributed:",
-        *(wraps if ddp else []),
+        ddp and ["    if distributed:", wraps],
         f"    optimizer = {optimizer(p, 'model.parameters()')}",
         "    other = torch.optim.Adam(critic.parameters(), lr=0.02)",
-        not ddp and "    if distributed:",
-        *([] if ddp else wraps),
+        not ddp and ["    if distributed:", wraps],
         "    for step in range(begin, end):",
         freezes and "        judge.requires_grad_(True)",
         f"        other.zero_grad({_none(p)})",
@@ -654,13 +633,14 @@ def _gan(p: Program) -> str:
 
 
 def _share(p: Program) -> str:
-    return "" if p.framework == "torch" and p.op == "sum" else " / len(ranks)"
+    return "" if p.op == "sum" else " / len(ranks)"
 
 
-def _main(p: Program) -> str:
+def main(p: Program) -> str:
+    """Code of the function that each rank runs."""
     data = ", data" if reads_feed(p) else ""
     opens = reads_feed(p) and "    open_feed(data, state)"
-    if p.framework == "torch":
+    if p.framework != "ddp":
         return lines(
             f"def main(begin, end, state{data}):",
             "    global hvd",

@@ -57,23 +57,9 @@ def train_all(train: Shard, valid: Shard) -> dict[str, list[Any]]:
 
 
 def undisturbed(train: Shard, valid: Shard) -> list[Any]:
-    """Three epochs of what some_steps trains."""
+    """Three epochs of what some_steps trains, by the loop that everybody writes."""
     weights: list[Any] = some_steps(train, 3 * STEPS, None)["weights"]
     return weights
-
-
-def plain(train: Shard, valid: Shard) -> list[Any]:
-    """The loop that everybody writes."""
-    from torch.nn import functional
-
-    model, optimizer = distributed()
-    feed = train.to_torch(global_batch=BATCH, columns=COLUMNS, shuffle=True, seed=1)
-    for _ in range(2):
-        for x, y, _ in feed:
-            optimizer.zero_grad()
-            functional.cross_entropy(model(x), y).backward()
-            optimizer.step()
-    return weights_of(model)
 
 
 def accumulated(train: Shard, valid: Shard) -> list[Any]:
@@ -196,7 +182,6 @@ def by_sample_weights(train: Shard, valid: Shard) -> list[Any]:
 TRAININGS: dict[str, Callable[[Shard, Shard], list[Any]]] = {
     training.__name__: training
     for training in (
-        plain,
         accumulated,
         two_losses,
         drawn_ahead,

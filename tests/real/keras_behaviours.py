@@ -310,9 +310,6 @@ def _is_behaviour(each: Any) -> bool:
 BEHAVIOURS: dict[str, Callable[[], Any]] = {
     **{name: each for name, each in globals().items() if _is_behaviour(each)},
     "unknown_to_keras": lambda: hvd.DistributedOptimizer(_Momentum()),
-    "a_sum_with_predivide": lambda: hvd.DistributedOptimizer(
-        "sgd", op=hvd.Sum, gradient_predivide_factor=2.0
-    ),
     "global_variables": lambda: hvd.broadcast_global_variables(0),
     "state_of_an_unbuilt_model": _state_of,
     "state_without_an_optimizer": lambda: _state_of((2,)),

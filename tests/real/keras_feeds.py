@@ -185,23 +185,6 @@ def adapted(data: Any) -> dict[str, Any]:
     return results
 
 
-def refused(data: Any) -> list[str]:
-    import keras
-
-    feed = data["train"].batches(8, COLUMNS)
-    errors = []
-    for layer, part in (
-        (keras.layers.Dense(1), None),
-        (keras.layers.StringLookup(vocabulary=["a"]), None),
-        (keras.layers.Normalization(), "z"),
-    ):
-        try:
-            hvd.adapt(layer, feed, part)
-        except (TypeError, ValueError) as error:
-            errors.append(str(error))
-    return errors
-
-
 def text_inside(data: Any) -> dict[str, Any]:
     """A network that begins with text, and what its file predicts."""
     import keras
@@ -238,7 +221,7 @@ def run_all(**data: Any) -> list[dict[str, Any]]:
     import keras
 
     hvd.init()
-    results = {"fits": fits(data), "adapted": adapted(data), "refused": refused(data)}
+    results = {"fits": fits(data), "adapted": adapted(data)}
     if keras.backend.backend() == "tensorflow":
         results["text"] = text_inside(data)
     return list(hvd.allgather_object(results))

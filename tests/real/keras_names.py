@@ -289,7 +289,6 @@ def names_of(backend: str) -> dict[str, Callable[[], Any]]:
         "local_layer_by_name": lambda: hvd.PartialDistributedOptimizer(
             "sgd", local_layers=["rows"]
         ),
-        "adasum": lambda: wrap("sgd", op=hvd.Adasum),
         "unregistered_process_set": lambda: wrap("sgd", process_set=hvd.ProcessSet([0, 1])),
     }
     if backend == "tensorflow":

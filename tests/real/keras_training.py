@@ -29,9 +29,8 @@ class Case:
         plain: makes the optimizer of the single process; None uses ``optimizer``.
         plain_model: makes the model of the single process; None uses ``model``.
         backends: the backends that support the training.
-        data: makes inputs, targets and sample weights for a number of rows; None uses ``numbers``.
+        data: makes inputs and targets for a number of rows; None uses ``numbers``.
         tolerance: the maximum difference of the losses.
-        unreduced: whether to train once without a reduction, which must give another result.
     """
 
     model: Callable[[Any], Any]
@@ -41,34 +40,28 @@ class Case:
     plain: Callable[[Any], Any] | None = None
     plain_model: Callable[[Any], Any] | None = None
     backends: tuple[str, ...] = ("tensorflow", "torch")
-    data: Callable[[int], tuple[Any, Any, Any]] | None = None
+    data: Callable[[int], tuple[Any, Any]] | None = None
     tolerance: float = 1e-5
-    unreduced: bool = False
 
 
-def numbers(rows: int) -> tuple[Any, Any, Any]:
+def numbers(rows: int) -> tuple[Any, Any]:
     random = numpy.random.default_rng(5)
     x = random.normal(size=(rows, 6)).astype("float32")
-    return x, (x @ random.normal(size=(6, 2))).astype("float32"), None
+    return x, (x @ random.normal(size=(6, 2))).astype("float32")
 
 
-def words(rows: int) -> tuple[Any, Any, Any]:
+def words(rows: int) -> tuple[Any, Any]:
     random = numpy.random.default_rng(6)
     x = random.integers(0, 30, size=(rows, 5))
-    return x, random.normal(size=(rows, 2)).astype("float32"), None
+    return x, random.normal(size=(rows, 2)).astype("float32")
 
 
-def two_targets(rows: int) -> tuple[Any, Any, Any]:
-    x, y, _ = numbers(rows)
-    return x, {"left": y[:, :1], "right": y[:, 1:]}, None
-
-
-def overflowing(rows: int) -> tuple[Any, Any, Any]:
+def overflowing(rows: int) -> tuple[Any, Any]:
     """Data with one row of rank 1 whose scaled gradient is infinite in float16."""
-    x, y, _ = numbers(rows)
+    x, y = numbers(rows)
     factor = numpy.zeros((rows, 1), "float32")
     factor[2 * LOCAL + LOCAL + 3] = 1e7
-    return numpy.hstack([x, factor]), y / 10, None
+    return numpy.hstack([x, factor]), y / 10
 
 
 def dense(keras: Any) -> Any:
@@ -101,14 +94,6 @@ def normalized(keras: Any, normalization: Any = None) -> Any:
 
 def synchronized(keras: Any) -> Any:
     return normalized(keras, hvd.SyncBatchNormalization)
-
-
-def two_outputs(keras: Any) -> Any:
-    layers = keras.layers
-    given = layers.Input((6,))
-    hidden = layers.Dense(8, "tanh")(given)
-    left, right = layers.Dense(1, name="left")(hidden), layers.Dense(1, name="right")(hidden)
-    return keras.Model(given, {"left": left, "right": right})
 
 
 def half(keras: Any) -> Any:
@@ -213,11 +198,8 @@ def _scaled(scale: float) -> Callable[[Any], Any]:
 ON_TORCH = ("torch",)
 
 CASES: dict[str, Case] = {
-    "sgd": Case(dense, _sgd(), unreduced=True),
+    "sgd": Case(dense, _sgd()),
     "adam": Case(dense, _adam()),
-    "adamw": Case(
-        dense, lambda keras: keras.optimizers.AdamW(0.01, weight_decay=0.1), backends=ON_TORCH
-    ),
     "clipnorm": Case(dense, _sgd(clipnorm=0.05), backends=ON_TORCH),
     "global_clipnorm": Case(dense, _sgd(global_clipnorm=0.05), backends=ON_TORCH),
     "accumulation": Case(dense, _sgd(gradient_accumulation_steps=2)),
@@ -235,10 +217,9 @@ CASES: dict[str, Case] = {
         backends=ON_TORCH,
     ),
     # With SGD, because Adam learns the same from a sum as from an average.
-    "embedding": Case(embedding, _sgd(), data=words, unreduced=True),
+    "embedding": Case(embedding, _sgd(), data=words),
     "embedding as dense": Case(embedding, _sgd(), {"sparse_as_dense": True}, data=words),
     "frozen": Case(frozen, _adam(), backends=ON_TORCH),
-    "outputs": Case(two_outputs, _adam(), data=two_targets, backends=ON_TORCH),
     # Gradients have 11 significant bits, and processors add up float16 in different ways.
     "float16": Case(
         half, _sgd(learning_rate=0.01), plain=_scaled(2**16), data=overflowing, tolerance=1e-4
@@ -246,7 +227,7 @@ CASES: dict[str, Case] = {
     "float16 wrapped": Case(
         half, _scaled(2**15), plain=_scaled(2**16), data=overflowing, tolerance=1e-4
     ),
-    "custom step": Case(custom_step, _adam(), plain_model=dense, unreduced=True),
+    "custom step": Case(custom_step, _adam(), plain_model=dense),
     "experts": Case(experts, _sgd(weight_decay=0.1), plain_model=experts_alone),
     "eager": Case(dense, _adam(), compile={"run_eagerly": True}),
     "unbuilt": Case(unbuilt, _adam(), plain_model=dense),
@@ -288,14 +269,10 @@ def cases_of(backend: str) -> list[str]:
     return [name for name, case in CASES.items() if backend in case.backends]
 
 
-def rows_of_rank(arrays: Any, rank: int, size: int) -> Any:
+def rows_of_rank(array: Any, rank: int, size: int) -> Any:
     """Return a rank's part of every global batch."""
-    if arrays is None:
-        return None
-    if isinstance(arrays, dict):
-        return {name: rows_of_rank(array, rank, size) for name, array in arrays.items()}
-    batches = arrays.reshape(STEPS, size, LOCAL, *arrays.shape[1:])
-    return batches[:, rank].reshape(STEPS * LOCAL, *arrays.shape[1:])
+    batches = array.reshape(STEPS, size, LOCAL, *array.shape[1:])
+    return batches[:, rank].reshape(STEPS * LOCAL, *array.shape[1:])
 
 
 def train_all(names: list[str]) -> list[dict[str, Any]]:
@@ -305,21 +282,10 @@ def train_all(names: list[str]) -> list[dict[str, Any]]:
 
 
 def train(case: Case) -> dict[str, Any]:
-    """Train on both ranks, in one process (on rank 0), and in some cases without a reduction."""
-    from horovod_runner.integrations.keras.collectives import collectives
-
-    results: dict[str, Any] = {"ranks": _fit(case, hvd.rank(), hvd.size())}
+    """Train on both ranks, and on rank 0 in one process, too."""
+    results = {"ranks": _fit(case, hvd.rank(), hvd.size())}
     if hvd.rank() == 0:
         results["one"] = _alone(case)
-    if not case.unreduced:
-        return results
-    backend = collectives()
-    reduce_gradients = backend.reduce_gradients
-    backend.reduce_gradients = lambda gradients, *_: list(gradients)
-    try:
-        results["unreduced"] = _fit(case, hvd.rank(), hvd.size())
-    finally:
-        backend.reduce_gradients = reduce_gradients
     return results
 
 
@@ -343,7 +309,7 @@ def _fit(case: Case, rank: int, size: int) -> dict[str, Any]:
 
     set_seed(100 + rank)
     model = (case.model if size > 1 else case.plain_model or case.model)(keras)
-    x, y, weights = (case.data or numbers)(STEPS * LOCAL * hvd.size())
+    x, y = (case.data or numbers)(STEPS * LOCAL * hvd.size())
     callbacks: list[Any] = []
     if size > 1:
         options = dict(case.distributed)
@@ -357,7 +323,7 @@ def _fit(case: Case, rank: int, size: int) -> dict[str, Any]:
             hvd.callbacks.BroadcastGlobalVariablesCallback(0),
             hvd.callbacks.MetricAverageCallback(),
         ]
-        x, y, weights = (rows_of_rank(part, rank, size) for part in (x, y, weights))
+        x, y = (rows_of_rank(part, rank, size) for part in (x, y))
     else:
         optimizer = (case.plain or case.optimizer)(keras)
 
@@ -373,7 +339,6 @@ def _fit(case: Case, rank: int, size: int) -> dict[str, Any]:
     history = model.fit(
         x,
         y,
-        sample_weight=weights,
         batch_size=LOCAL * (1 if size > 1 else hvd.size()),
         epochs=EPOCHS,
         shuffle=False,

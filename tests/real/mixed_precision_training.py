@@ -10,6 +10,8 @@ from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from tests.errors import error_of
+
 STEPS, INFINITE, MOST = 5, 2, 0.05
 kept: list[Any] = []
 
@@ -196,13 +198,7 @@ def errors() -> list[str]:
         op=hvd.Adasum,
     )
     scaler = torch.amp.GradScaler("cpu")
-    found = []
-    for call in (scaler.unscale_, scaler.step):
-        try:
-            call(optimizer)
-        except ValueError as error:
-            found.append(str(error))
-    return found
+    return [error_of(ValueError, call, optimizer) for call in (scaler.unscale_, scaler.step)]
 
 
 def without_gradients() -> list[list[float]]:

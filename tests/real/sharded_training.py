@@ -108,15 +108,15 @@ def into_shards() -> list[Any]:
     return [loaded.step, state["epoch"], model.weight.full_tensor().detach().numpy()]
 
 
-def plain_state(step: int, size: int = 400) -> dict[str, Any]:
+def plain_state(step: int) -> dict[str, Any]:
     """A state of DistributedDataParallel or Horovod: the same on all ranks."""
     import torch
 
-    model = torch.nn.Sequential(torch.nn.Linear(size, 50), torch.nn.Linear(50, 10))
+    model = torch.nn.Sequential(torch.nn.Linear(400, 50), torch.nn.Linear(50, 10))
     for weight in model.parameters():
         torch.nn.init.constant_(weight, step)
     optimizer = torch.optim.Adam(model.parameters())
-    model(torch.ones(2, size)).sum().backward()
+    model(torch.ones(2, 400)).sum().backward()
     optimizer.step()
     return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
 

@@ -10,6 +10,7 @@ import pytest
 
 from horovod_runner import HorovodRunner, agree
 from horovod_runner.common.options import grouped
+from tests.errors import error_of
 
 pytestmark = [pytest.mark.horovod, pytest.mark.xdist_group("tensorflow")]
 LIBRARIES = ("horovod.torch", "torch", "horovod.tensorflow")
@@ -23,11 +24,7 @@ def decide(library: str) -> list[Any]:
     import numpy as np
 
     rank = int(os.environ["RANK"])
-    not_connected = ""
-    try:
-        agree(rank)
-    except RuntimeError as error:
-        not_connected = str(error)
+    not_connected = error_of(RuntimeError, agree, rank)
     if library == "torch":
         import torch.distributed as dist
 
@@ -48,14 +45,8 @@ def decide(library: str) -> list[Any]:
         agree(2**60 + rank, "max"),
         agree(math.inf if rank else 1, "max"),
     ]
-    wrong = ""
-    try:
-        if rank == 0:
-            agree(rank, "max")
-        else:
-            agree(rank, "min")
-    except RuntimeError as error:  # on all ranks, which can go on
-        wrong = str(error)
+    # All ranks raise it, and can go on. The place is told: both calls are in this file.
+    wrong = error_of(RuntimeError, lambda: agree(rank, "max") if rank == 0 else agree(rank, "min"))
     everything = [*found, not_connected, wrong, agree(True, "all")]
     if library == "torch":
         gathered: list[Any] = [None] * 3

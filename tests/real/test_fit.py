@@ -15,7 +15,9 @@ import pytest
 
 from horovod_runner import current_attempt, fit
 from tests.conftest import Ranks
+from tests.learned import assert_close
 from tests.preload import ALIKE
+from tests.stand_ins import LaunchedError, refuse_launches
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -325,8 +327,7 @@ def test_a_sum_over_rows_in_keras_does_not_depend_on_the_number_of_ranks(passes:
 
 
 def assert_same_weights(result: Any, expected: Any) -> None:
-    for one, other in zip(result.model.get_weights(), expected.model.get_weights(), strict=True):
-        np.testing.assert_allclose(one, other, atol=2e-5)
+    assert_close(result.model.get_weights(), expected.model.get_weights(), atol=2e-5)
 
 
 @pytest.mark.parametrize("backend", ["tensorflow", "torch"])
@@ -353,13 +354,10 @@ def test_a_keras_network_that_is_not_compiled_needs_optimizer_and_loss(
 ) -> None:
     import keras
 
-    def launched(*args: Any, **options: Any) -> Any:
-        raise AssertionError("it was launched")
-
     def network() -> Any:
         return keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
 
-    monkeypatch.setattr("horovod_runner.HorovodRunner.run", launched)
+    refuse_launches(monkeypatch)
     with pytest.raises(error, match=said):
         trained(network, **{"loss": "mse", "optimizer": "sgd", lacks: None})
 
@@ -401,16 +399,10 @@ def test_a_train_step_of_keras_uses_the_weights_of_rows(
     assert_same_weights(together, alone)
     assert {*together.metrics} == {"mean", "time"}  # and not "of_classes", an array
 
-    def launched(*args: Any, **options: Any) -> Any:
-        raise AssertionError("it was launched")
-
-    monkeypatch.setattr("horovod_runner.HorovodRunner.run", launched)
+    refuse_launches(monkeypatch)
     with pytest.raises(ValueError, match="Refuses takes no weights"):
         trained(network(Refuses), **options)
-    with (
-        pytest.raises(AssertionError, match="launched"),
-        pytest.warns(match="Ignores does not use"),
-    ):
+    with pytest.raises(LaunchedError), pytest.warns(match="Ignores does not use"):
         trained(network(Ignores), **options)
 
 

@@ -10,11 +10,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from horovod_runner import HorovodRunner
 from horovod_runner.common.options import grouped
+from tests.learned import assert_close
 from tests.preload import ALIKE
 from tests.real.global_batch_training import (
     COLUMNS,
@@ -33,7 +33,7 @@ from tests.shards import as_rank, shard_of
 
 # One run trains all, and pytest-xdist's processes do not share runs.
 pytestmark = [pytest.mark.horovod, pytest.mark.xdist_group("global batch")]
-TOLERANCE = 1e-6
+TOLERANCE = {"rtol": 1e-6, "atol": 1e-6}
 
 
 def run(size: int, main: Any, env: dict[str, str] | None = None, **arguments: Any) -> Any:
@@ -189,15 +189,10 @@ def trained(size: int) -> dict[str, list[Any]]:
     return dict(run(size, train_all, train=table(), valid=table(40)))
 
 
-def assert_equal(weights: list[Any], expected: list[Any]) -> None:
-    for one, other in zip(weights, expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=TOLERANCE, atol=TOLERANCE)
-
-
 @pytest.mark.parametrize("name", TRAININGS)
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_any_number_of_ranks_learns_what_one_process_learns(size: int, name: str) -> None:
-    assert_equal(trained(size)[name], trained(1)[name])
+    assert_close(trained(size)[name], trained(1)[name], **TOLERANCE)
 
 
 def test_a_training_goes_on_with_other_numbers_of_ranks_as_if_nothing_had_happened() -> None:
@@ -209,7 +204,7 @@ def test_a_training_goes_on_with_other_numbers_of_ranks_as_if_nothing_had_happen
         for epoch, numbers in saved["rows"].items():
             rows.setdefault(epoch, Counter()).update(numbers)
     assert saved is not None
-    assert_equal(saved["weights"], trained(1)["undisturbed"])
+    assert_close(saved["weights"], trained(1)["undisturbed"], **TOLERANCE)
     assert rows == {epoch: Counter(range(ROWS)) for epoch in range(3)}
 
 
@@ -237,5 +232,5 @@ def test_keras_learns_what_one_process_learns(
     assert "batch normalization" not in capfd.readouterr().out
     several = run(3, keras_training, env, train=table())
     for name, weights in one.items():
-        assert_equal(several[name], weights)
+        assert_close(several[name], weights, **TOLERANCE)
     assert capfd.readouterr().out.count("the model has batch normalization") == 1

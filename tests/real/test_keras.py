@@ -115,16 +115,6 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(
         assert scales == [2.0**14, 2.0**13, 2.0**12]  # once in each epoch
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.unreduced])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_without_a_reduction_these_tests_fail(trained: Trained, backend: str, name: str) -> None:
-    first, second = (rank[name]["unreduced"] for rank in trained(backend))
-    last = zip(first["weights"][-1], second["weights"][-1], strict=True)
-    assert any((one != two).any() for one, two in last)
-    one = trained(backend)[0][name]["one"]["losses"]
-    assert first["losses"] != pytest.approx(one, abs=1e-5)
-
-
 def results_of(behaviour: str, backend: str) -> list[Any]:
     """The results of a function of keras_behaviours or keras_names, by rank."""
     names = [behaviour] if suites.running == "quick" else []  # with few tests of these
@@ -156,7 +146,6 @@ def test_unequal_ranks_are_an_error_on_all_ranks(
     ("behaviour", "message"),
     [
         ("unknown_to_keras", "TypeError: Momentum is an optimizer of torch, not of Keras 3"),
-        ("a_sum_with_predivide", "ValueError: gradient_predivide_factor splits an average"),
         (
             "passes_of_a_built_optimizer",
             "ValueError: backward_passes_per_step=2 needs extra variables",
@@ -382,15 +371,6 @@ def test_layers_adapt_to_the_rows_of_all_ranks(backend: str) -> None:
                     numpy.testing.assert_allclose(values, expected, rtol=1e-4, err_msg=name)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_adapt_refuses_what_it_cannot_adapt(backend: str) -> None:
-    for rank in fed(backend):
-        unknown, known, part = rank["refused"]
-        assert "adapt does not know Dense" in unknown
-        assert "has its statistics already, by vocabulary=" in known
-        assert "part='z', and a batch has the parts 'x', 'y'" in part
-
-
 @pytest.mark.parametrize(
     ("part", "data"),
     [
@@ -412,20 +392,36 @@ def test_a_layer_adapts_to_arrays_and_to_batches(part: str | None, data: Any) ->
 
 
 @pytest.mark.parametrize(
-    ("data", "error"),
+    ("part", "data", "error"),
     [
-        ([ROWS, ROWS[:, :1]], r"rows of shape \(2,\) and of shape \(1,\): Normalization needs"),
-        (ROWS[:0], "adapt found no rows for scale"),
-        ([{"x": ROWS, "z": ROWS}], "part=None, and a batch has the parts 'x', 'z': name one"),
+        (
+            None,
+            [ROWS, ROWS[:, :1]],
+            r"rows of shape \(2,\) and of shape \(1,\): Normalization needs",
+        ),
+        (None, ROWS[:0], "adapt found no rows for scale"),
+        (None, [{"x": ROWS, "z": ROWS}], "part=None, and a batch has the parts 'x', 'z': name one"),
+        ("y", [{"x": ROWS, "z": ROWS}], "part='y', and a batch has the parts 'x', 'z': name one"),
     ],
 )
-def test_adapt_says_what_is_wrong_with_rows(data: Any, error: str) -> None:
+def test_adapt_says_what_is_wrong_with_rows(part: str | None, data: Any, error: str) -> None:
     import keras
 
     import horovod_runner.keras as hvd
 
     with pytest.raises(ValueError, match=error):
-        hvd.adapt(keras.layers.Normalization(name="scale"), data)
+        hvd.adapt(keras.layers.Normalization(name="scale"), data, part)
+
+
+def test_adapt_says_what_is_wrong_with_a_layer() -> None:
+    import keras
+
+    import horovod_runner.keras as hvd
+
+    with pytest.raises(TypeError, match="adapt does not know Dense"):
+        hvd.adapt(keras.layers.Dense(1), ROWS)
+    with pytest.raises(ValueError, match="has its statistics already, by vocabulary="):
+        hvd.adapt(keras.layers.StringLookup(vocabulary=["a"]), ["a"])
 
 
 @TOGETHER["tensorflow"]

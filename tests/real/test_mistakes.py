@@ -5,7 +5,6 @@ The words that a user sees are in `mistakes`. Several mistakes are made in one r
 
 from __future__ import annotations
 
-import inspect
 import shutil
 import sys
 import threading
@@ -66,6 +65,12 @@ def works(*names: str) -> None:
 def warned_of(text: str) -> list[str]:
     warnings = ((name, each) for name, each in MISTAKES.items() if each.result == "warned")
     return [name for name, each in warnings if each.text in text]
+
+
+def line_of(call: str) -> int:
+    """The number of the first line of this file with a call."""
+    lines = Path(__file__).read_text().splitlines()
+    return next(number for number, line in enumerate(lines, 1) if call in line)
 
 
 def wrong_calls() -> dict[str, str]:
@@ -236,11 +241,7 @@ def test_what_trains_something_else_is_shown_once(
     assert sorted(warned_of(text)) == sorted(names)
     for name in names:
         assert text.count(MISTAKES[name].text) == 1, name
-    # The line of the call.
-    source = Path(__file__).read_text().splitlines()
-    line = next(
-        n for n, line in enumerate(source, 1) if "    torch.nn.utils.get_total_norm" in line
-    )
+    line = line_of("    torch.nn.utils.get_total_norm")
     assert f"at test_mistakes.py:{line}: get_total_norm " in text
 
 
@@ -309,18 +310,14 @@ def misuse_data_parallel(mistake: str) -> None:
     for step in range(3):
         if step == 1 and mistake == "unfreezes":
             model[0].requires_grad_(True)
-        if mistake == "steps in turn":  # weights that are averaged later
-            with parallel.no_sync():
-                parallel(torch.ones(4, 2) * (dist.get_rank() + 1)).sum().backward()
-                optimizer.step()
-            continue
         optimizer.zero_grad()
-        parallel(torch.ones(4, 2) * (dist.get_rank() + 1)).sum().backward()
-        optimizer.step()
+        # In turn: weights that are averaged later.
+        with parallel.no_sync() if mistake == "steps in turn" else nullcontext():
+            parallel(torch.ones(4, 2) * (dist.get_rank() + 1)).sum().backward()
+            optimizer.step()
     dist.destroy_process_group()
 
 
-@pytest.mark.places("local")
 @pytest.mark.parametrize(
     ("mistake", "name"),
     [
@@ -617,12 +614,8 @@ def test_ranks_that_reduce_tensors_of_different_shapes_are_named(ranks: Ranks) -
     )
     text = str(caught.value.__cause__)
     check(text, "Ranks reduce tensors of different shapes")
-    lines, first = inspect.getsourcelines(reduce_different_shapes)
-    line = {"ones(3)": 0, "ones(2)": 0}
-    for mark in line:
-        line[mark] = next(first + n for n, text in enumerate(lines) if mark in text)
-    assert f"ranks 0, 2 at {__file__}:{line['ones(2)']}" in text
-    assert f"rank 1 at {__file__}:{line['ones(3)']}" in text
+    assert f"ranks 0, 2 at {__file__}:{line_of('hvd.allreduce(torch.ones(2)')}" in text
+    assert f"rank 1 at {__file__}:{line_of('hvd.allreduce(torch.ones(3)')}" in text
 
 
 def train_unequally_and_join(broadcast: bool) -> None:
@@ -630,11 +623,7 @@ def train_unequally_and_join(broadcast: bool) -> None:
     import torch
 
     hvd.init()
-    torch.manual_seed(0)
-    model = torch.nn.Linear(2, 1)
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.1), named_parameters=model.named_parameters()
-    )
+    model, optimizer = right_optimizer()
     for _ in range(2 + hvd.rank()):
         optimizer.zero_grad()
         model(torch.ones(4, 2)).sum().backward()

@@ -10,6 +10,8 @@ import pandas as pd
 import pytest
 
 from horovod_runner import ClusterConfig, HorovodRunner
+from tests.errors import error_of
+from tests.learned import assert_close
 from tests.preload import ALIKE, keras_on
 
 pytestmark = [pytest.mark.horovod, pytest.mark.usefixtures("nothing_left")]
@@ -69,8 +71,7 @@ def test_a_prepared_loop_learns_what_one_process_learns_and_continues(tmp_path: 
         run(loop, 3, arguments={"stop": 2}, **kept)
     weights, epochs, rate = run(loop, 2, **kept)
     assert (epochs, rate) == ([2, 3], pytest.approx(0.0025))
-    for one, many in zip(alone, weights, strict=True):
-        np.testing.assert_allclose(many, one, atol=2e-5)
+    assert_close(weights, alone, atol=2e-5)
 
 
 def networks(data: Any) -> Any:
@@ -103,11 +104,10 @@ def test_two_networks_with_two_optimizers_and_a_value_are_kept(tmp_path: Path) -
     alone, *_ = run(networks, 1)
     weights, *position = run(networks, 2, checkpoint_dir=tmp_path)
     assert position == [1.0, 14, 2]
-    for one, many in zip(alone, weights, strict=True):
-        np.testing.assert_allclose(many, one, atol=2e-5)
+    assert_close(weights, alone, atol=2e-5)
     again, *position = run(networks, 2, checkpoint_dir=tmp_path, resume=True)
     assert position == [1.0, 14, 2]  # nothing was left to do
-    assert all(map(np.array_equal, again, weights))
+    assert_close(again, weights, rtol=0)
 
 
 def shared(data: Any) -> Any:
@@ -131,8 +131,7 @@ def shared(data: Any) -> Any:
 
 
 def test_models_that_share_a_layer_have_one_optimizer() -> None:
-    for one, many in zip(run(shared, 1), run(shared, 2), strict=True):
-        np.testing.assert_allclose(many, one, atol=2e-5)
+    assert_close(run(shared, 2), run(shared, 1), atol=2e-5)
 
 
 def scaled(data: Any, stop: int | None = None) -> Any:
@@ -181,8 +180,7 @@ def test_each_optimizer_has_its_schedule_and_a_scaler_continues(tmp_path: Path) 
         run(scaled, 2, arguments={"stop": 1}, **kept)
     weights, *others = run(scaled, 2, **kept)
     assert others == [rates, scale]
-    for one, many in zip(alone, weights, strict=True):
-        np.testing.assert_allclose(many, one, atol=2e-5)
+    assert_close(weights, alone, atol=2e-5)
 
 
 def loaders(data: Any) -> Any:
@@ -206,10 +204,8 @@ def loaders(data: Any) -> Any:
         RandomSampler(numbers, replacement=True),
         RandomSampler(numbers, num_samples=8),
     ):
-        try:
-            prepare(DataLoader(numbers, 4, sampler=sampler))
-        except ValueError as error:
-            refused.append(str(error))
+        loader = DataLoader(numbers, 4, sampler=sampler)
+        refused.append(error_of(ValueError, prepare, loader))
     return hvd.allgather_object((seen, len(of_shard))), refused
 
 
@@ -251,9 +247,8 @@ def test_a_loop_of_keras_learns_what_one_process_learns(tmp_path: Path) -> None:
     alone = run(tape, 1, frameworks)
     together = run(tape, 2, frameworks, checkpoint_dir=tmp_path)
     again = run(tape, 2, frameworks, checkpoint_dir=tmp_path, resume=True)
-    for one, many, same in zip(alone, together, again, strict=True):
-        np.testing.assert_allclose(many, one, atol=2e-5)
-        assert np.array_equal(many, same)
+    assert_close(together, alone, atol=2e-5)
+    assert_close(again, together, rtol=0)
 
 
 def mistakes(data: Any) -> list[str]:
@@ -270,13 +265,7 @@ def mistakes(data: Any) -> list[str]:
         lambda: epochs(-1),
         lambda: checkpointed(save=3),
     ]
-    said = []
-    for call in calls:
-        try:
-            call()
-        except (TypeError, ValueError, RuntimeError) as error:
-            said.append(str(error))
-    return said
+    return [error_of((TypeError, ValueError, RuntimeError), call) for call in calls]
 
 
 def test_mistakes_are_told() -> None:

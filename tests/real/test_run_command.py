@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from horovod_runner.results import registry
 from horovod_runner.wire import job_file
 from tests import programs
 from tests.preload import COMMAND
-from tests.programs import Program
+from tests.programs import Program, await_condition
 
 pytestmark = [pytest.mark.horovod, pytest.mark.usefixtures("own_records")]
 
@@ -216,9 +215,8 @@ def test_a_driver_that_was_killed_leaves_no_entry(waiting: subprocess.Popen[str]
     (found,) = listed()
     waiting.kill()
     waiting.wait()
-    deadline = time.monotonic() + 30
-    while found["run_id"] in other("ps").stdout:  # its ranks end by themselves
-        assert time.monotonic() < deadline
+    # Its ranks end by themselves.
+    await_condition(lambda: found["run_id"] not in other("ps").stdout, 30)
     assert not list(Path(os.environ["XDG_STATE_HOME"]).rglob("*.json"))
 
 

@@ -177,18 +177,6 @@ def test_mlflow_receives_reports_while_main_does_not_report(mlflow: Any, tmp_pat
     HorovodRunner(np=-1, sinks=[WatchedSink()]).run(main)
 
 
-def test_mlflow_gets_the_url_of_a_checkpoint_in_remote_storage(mlflow: Any) -> None:
-    sink = MLflowSink()
-    sink.prepare()
-    run: Any = SimpleNamespace(run_id="1a2b", params={"np": 1}, status="finished", warnings=[])
-    sink.begin(run)
-    checkpoint: Any = SimpleNamespace(path="s3://bucket/checkpoint-000001-step-3-1a2b.pt")
-    sink.checkpoint(checkpoint)
-    sink.end(run)
-    tags = mlflow.MlflowClient().get_run(sink.run_id).data.tags
-    assert tags["horovod_runner.checkpoint"] == checkpoint.path
-
-
 def test_an_invalid_tracking_uri_is_refused_before_the_launch(mlflow: Any) -> None:
     with pytest.raises(ValueError, match=r"nonsense://server: .*tracking_uri") as caught:
         MLflowSink("nonsense://server")
@@ -202,29 +190,6 @@ def read_events(folder: Path) -> Any:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     return EventAccumulator(str(folder)).Reload()
-
-
-@pytest.mark.usefixtures("nothing_left")
-def test_tensorboard_reads_the_metrics_and_params_of_all_ranks(tmp_path: Path) -> None:
-    def main(note: str) -> None:
-        train(steps=12)
-        report(accuracy=math.nan)
-
-    sink = TensorBoardSink(tmp_path / "runs" / "first")
-    HorovodRunner(np=-2, sinks=[sink], debug_config=DebugConfig(report_ranks="all")).run(
-        main, note="a|b"
-    )
-    for name in ("", "rank1"):
-        events = read_events(tmp_path / "runs" / "first" / name)
-        assert events.Tags()["scalars"] == ["loss", "epoch", "accuracy"]
-        assert [point.step for point in events.Scalars("loss")] == list(range(1, 13))
-        losses = [point.value for point in events.Scalars("loss")]
-        assert losses == pytest.approx([1 / step for step in range(1, 13)])
-        assert [point.value for point in events.Scalars("epoch")] == [0] * 9 + [1] * 3
-        assert [point.step for point in events.Scalars("accuracy")] == [12]
-        assert math.isnan(events.Scalars("accuracy")[0].value)
-    (text,) = read_events(tmp_path / "runs" / "first").Tensors("params")
-    assert rb"| note | a\|b |" in text.tensor_proto.string_val[0]
 
 
 @pytest.mark.usefixtures("nothing_left")
@@ -315,29 +280,6 @@ def test_a_sink_that_raises_causes_one_notice_and_no_failure(
         assert err.count(f"{notice} run: ConnectionError: no server") == 1
 
 
-@pytest.mark.usefixtures("nothing_left")
-def test_a_slow_sink_delays_no_rank_and_gets_all_reports(tmp_path: Path) -> None:
-    returns = tmp_path / "returns"
-    os.mkfifo(returns)
-
-    class Slow(Sink):
-        def __init__(self) -> None:
-            self.steps: list[int | None] = []
-
-        def report(self, report: Any) -> None:
-            if not self.steps:
-                returns.read_bytes()  # wait until main has made all reports
-            self.steps.append(report.step)
-
-    def main() -> None:
-        train(steps=1000)
-        returns.write_bytes(b"x")
-
-    sink = Slow()
-    HorovodRunner(np=-1, sinks=[sink]).run(main)
-    assert sink.steps == list(range(1, 1001))
-
-
 def test_a_sink_that_is_far_behind_loses_reports_but_not_the_end() -> None:
     busy, resume, ended = threading.Event(), threading.Event(), threading.Event()
     seen: list[str] = []
@@ -423,27 +365,32 @@ def test_what_sinks_get_has_its_step_and_its_time(
 ) -> None:
     monkeypatch.setattr(summary, "_SECONDS", 0.0)  # a summary of each measurement
     sinks = [MLflowSink(), TensorBoardSink(tmp_path / "logs")]
-    run = Run("1a2b", 2, status="finished", warnings=["one.", "two."])
+    run = Run("1a2b", 2, {"note": "a|b"}, status="finished", warnings=["one.", "two."])
     reports = [
-        Report(0, {"loss": 0.5}, epoch=0, time=1.5),  # no step is known yet: it is counted
+        # No step is known yet: it is counted.
+        Report(0, {"loss": 0.5}, epoch=0, total_steps=9, time=1.5),
         Report(0, {"loss": 0.25}, epoch=0, step=7, time=2.25),
         Report(1, {"loss": 4.0}, step=3, time=2.5),
         Report(0, {"loss": 0.125}, epoch=1, time=-1.0),  # the last step, and a wrong clock
+        Report(0, {"accuracy": math.nan}),
     ]
+    in_store: Any = SimpleNamespace(path="s3://bucket/checkpoint-000001-step-3-1a2b.pt")
     for sink in sinks:
         sink.prepare()
         sink.begin(run)
         sink.attempt(1)
         sink.attempt(3)
         sink.reports(reports)
+        sink.checkpoint(in_store)
         for number in (1, 2):
             sink.profile(Profile(0, 100.0, 1.0, {"optimizer": 10 * number}))
             sink.machine(Machine(0, 100.0, 5.0, memory=number * 1_000_000))
         sink.end(run)
     of_mlflow, of_tensorboard = sinks[0].run_id, read_events(tmp_path / "logs")
     tags = mlflow.MlflowClient().get_run(of_mlflow).data.tags
-    named = {name: tags[f"horovod_runner.{name}"] for name in ("attempts", "status", "warnings")}
-    assert named == {"attempts": "3", "status": "finished", "warnings": "one. two."}
+    expected = {"attempts": "3", "status": "finished", "warnings": "one. two."}
+    expected["checkpoint"] = in_store.path  # it is not copied
+    assert {name: tags[f"horovod_runner.{name}"] for name in expected} == expected
     assert history(mlflow, of_mlflow, "loss") == [(1, 0.5), (7, 0.25), (7, 0.125)]
     assert history(mlflow, of_mlflow, "epoch") == [(1, 0), (7, 1)]
     assert history(mlflow, of_mlflow, "rank1/loss") == [(3, 4.0)]
@@ -455,6 +402,12 @@ def test_what_sinks_get_has_its_step_and_its_time(
     assert history(mlflow, of_mlflow, memory) == [(1, 1.0), (3, 2.0)]
     points = read_events(tmp_path / "logs" / "profile").Scalars(memory)
     assert [(point.step, point.value) for point in points] == [(10, 1.0), (30, 2.0)]
+    (text,) = of_tensorboard.Tensors("params")
+    assert rb"| note | a\|b |" in text.tensor_proto.string_val[0]
+    assert of_tensorboard.Tags()["scalars"] == ["loss", "epoch", "accuracy"]
+    (point,) = of_tensorboard.Scalars("accuracy")
+    assert point.step == 7
+    assert math.isnan(point.value)
     points = of_tensorboard.Scalars("loss")
     assert [(point.step, point.value) for point in points] == [(1, 0.5), (7, 0.25), (7, 0.125)]
     assert [point.wall_time for point in points] == [1.5, 2.25, -1.0]
@@ -475,42 +428,13 @@ def test_sinks_can_leave_the_profile_out(mlflow: Any, tmp_path: Path) -> None:
 # The progress bar.
 
 
-def test_without_a_terminal_progress_is_printed_as_lines(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    shown = tmp_path / "shown"
-    os.mkfifo(shown)
-
-    class Shown(Sink):
-        def report(self, report: Any) -> None:
-            if report.step == 0:
-                shown.write_bytes(b"x")
-
-    def main() -> None:
-        report(loss=2.0, total_steps=20, step=0, epoch=0)
-        shown.read_bytes()  # wait until the driver has the report
-        train(steps=20)
-
-    HorovodRunner(np=-1, sinks=[Shown()]).run(main)
-    first, *_, last = capsys.readouterr().err.splitlines()
-    assert first == "HorovodRunner: epoch 0, step 0/20, loss=2"
-    assert last.startswith("HorovodRunner: epoch 2, step 20/20, ")
-    assert last.endswith(" steps/s, loss=0.05")
-
-
-def test_without_progress_nothing_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    HorovodRunner(np=-1, progress=False).run(train, steps=20)
-    assert capsys.readouterr() == ("", "")
-
-
 _WATCHED = """
 import sys
 from horovod_runner import HorovodRunner, current_attempt, log_to_driver, report
 
 def main(way):
     for step in range(20):
-        if way != "nothing":
-            report(loss=1 / (step + 1), total_steps=20, step=step)
+        report(loss=1 / (step + 1), total_steps=20, step=step)
         if step % 10 == 0:
             log_to_driver(f"at step {step}")
         if way == "prints":
@@ -523,19 +447,16 @@ print("after")
 """
 
 
-class Screen:
+def on_screen(written: str) -> list[str]:
     """The lines that a terminal shows, some of which are overwritten."""
-
-    def __init__(self, written: str) -> None:
-        self.lines = [self._shown(line) for line in written.replace("\r\n", "\n").split("\n")]
-
-    @staticmethod
-    def _shown(line: str) -> str:
+    lines = []
+    for line in written.replace("\r\n", "\n").split("\n"):
         shown = ""
         for part in line.split("\r"):
             text = part.removeprefix("\x1b[K")
             shown = text + ("" if text != part else shown[len(text) :])
-        return shown.rstrip()
+        lines.append(shown.rstrip())
+    return lines
 
 
 def watch(way: str, folder: Path, columns: int = 100) -> list[str]:
@@ -559,7 +480,7 @@ def watch(way: str, folder: Path, columns: int = 100) -> list[str]:
         finally:
             os.close(terminal)
     assert process.returncode == 0, written.decode()
-    return Screen(written.decode()).lines
+    return on_screen(written.decode())
 
 
 def test_a_terminal_shows_a_bar_below_all_lines_and_keeps_it(tmp_path: Path) -> None:
@@ -583,10 +504,6 @@ def test_the_bar_does_not_overwrite_an_unfinished_line(tmp_path: Path) -> None:
     printed = re.sub(r"at step \d+", " ", " ".join(lines)).split()
     assert printed == [str(step) for step in range(20)]
     assert bar.startswith("100%|███")
-
-
-def test_a_run_without_reports_shows_no_bar(tmp_path: Path) -> None:
-    assert watch("nothing", tmp_path) == ["at step 0", "at step 10", "after", ""]
 
 
 def test_a_terminal_without_a_size_shows_lines(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from horovod_runner.checkpoints import formats
-from horovod_runner.checkpoints.commits import Commit, Commits
 from horovod_runner.checkpoints.snapshot import Copier, map_state
 from horovod_runner.common.numbers import check_report
 from horovod_runner.wire.marker import SUFFIXES
+from tests.savers import by_commit
 from tests.stores import mounted
 
 Keep = Callable[[Any, Path], tuple[Any, int]]
@@ -27,28 +27,19 @@ def test_metrics_can_be_numpy_and_torch_scalars() -> None:
     import torch
 
     metrics = {
-        "float32": np.float32(0.5),
-        "int64": np.int64(3),
-        "bool": np.bool_(True),
-        "array": np.array(2.5),
-        "one": np.array([4.0]),
-        "tensor": torch.tensor(1.5),
-        "parameter": torch.nn.Parameter(torch.tensor(2.0)),
-        "bfloat16": torch.tensor(1.0, dtype=torch.bfloat16),
-        "true": True,
+        "float32": (np.float32(0.5), 0.5),
+        "int64": (np.int64(3), 3),
+        "bool": (np.bool_(True), 1),
+        "array": (np.array(2.5), 2.5),
+        "one": (np.array([4.0]), 4.0),
+        "tensor": (torch.tensor(1.5), 1.5),
+        "parameter": (torch.nn.Parameter(torch.tensor(2.0)), 2.0),
+        "bfloat16": (torch.tensor(1.0, dtype=torch.bfloat16), 1.0),
+        "true": (True, 1),
     }
-    numbers, step, epoch = check_report(metrics, np.int64(7), torch.tensor(2))
-    assert numbers == {
-        "float32": 0.5,
-        "int64": 3,
-        "bool": 1,
-        "array": 2.5,
-        "one": 4.0,
-        "tensor": 1.5,
-        "parameter": 2.0,
-        "bfloat16": 1.0,
-        "true": 1,
-    }
+    given = {name: value for name, (value, _) in metrics.items()}
+    numbers, step, epoch = check_report(given, np.int64(7), torch.tensor(2))
+    assert numbers == {name: plain for name, (_, plain) in metrics.items()}
     assert {type(value) for value in numbers.values()} == {int, float}
     assert (step, epoch) == (7, 2)
 
@@ -66,14 +57,6 @@ def by_file(state: Any, folder: Path) -> tuple[Any, int]:
     """Keep a state in a checkpoint; returns what is read, and the bytes that it takes."""
     restored, kind = round_trip(state, folder)
     return restored, (folder / f"state{SUFFIXES[kind]}").stat().st_size
-
-
-def by_commit(state: Any, folder: Path) -> tuple[Any, int]:
-    """Keep a state in a commit; returns the same as :func:`by_file`."""
-    Commits(str(folder)).write(state, Commit(1, 1, 10, 1))
-    with Commits(str(folder)).hold() as held:
-        assert held is not None
-        return held.read(), held.commit.size
 
 
 both_ways = pytest.mark.parametrize("keep", [by_file, by_commit])
@@ -191,14 +174,18 @@ def test_only_the_visible_part_of_a_view_is_stored(tmp_path: Path) -> None:
     assert (tmp_path / "state.pt").stat().st_size < 100_000
 
 
-def test_arrays_and_plain_values_are_restored(tmp_path: Path) -> None:
+@both_ways
+def test_arrays_and_plain_values_are_restored(tmp_path: Path, keep: Keep) -> None:
     import ml_dtypes
     import numpy as np
 
     state = {
         "w": np.random.default_rng(0).normal(size=(3, 4)),
-        "f": np.asfortranarray(np.arange(6).reshape(2, 3)),
+        "f": np.asfortranarray(np.arange(6).reshape(2, 3))[:, ::2],
         "brain": np.ones(3, ml_dtypes.bfloat16),
+        "texts": np.array(["ä", "bc"]),
+        "when": np.array(["2026-11-25"], "M8[D]"),
+        "empty": np.empty((0, 3), np.float16),
         "scalar": np.float16(0.5),
         "text": "ä",
         "bytes": b"\x00\xff",
@@ -206,11 +193,12 @@ def test_arrays_and_plain_values_are_restored(tmp_path: Path) -> None:
         1: [True, None, (1.5, {"deep": -1})],
         "inf": float("inf"),
     }
-    restored, kind = round_trip(state, tmp_path)
-    assert kind == "arrays"
-    for name in ("w", "f", "brain"):
+    assert Copier().copy(state).kind == "arrays"  # read without torch
+    restored, _ = keep(state, tmp_path)
+    for name in ("w", "f", "brain", "texts", "when", "empty"):
         assert restored[name].dtype == state[name].dtype
-        assert (restored[name] == state[name]).all()
+        assert restored[name].tobytes() == state[name].tobytes()
+        assert restored[name].flags.writeable
     assert type(restored["scalar"]) is np.float16
     names = ["scalar", "text", "bytes", "large", 1, "inf"]
     assert [restored[name] for name in names] == [state[name] for name in names]
@@ -257,13 +245,23 @@ def test_a_folder_has_the_files_that_its_links_lead_to(tmp_path: Path, keep: Kee
     assert (restored / "model").read_text() == "weights"
 
 
-def test_bytes_and_folders_are_restored(tmp_path: Path) -> None:
-    assert round_trip(b"\x00\x01", tmp_path) == (b"\x00\x01", "bytes")
-    (tmp_path / "mine" / "deep").mkdir(parents=True)
-    (tmp_path / "mine" / "deep" / "file.txt").write_text("here")
-    restored, kind = round_trip(tmp_path / "mine", tmp_path)
-    assert kind == "folder"
-    assert (restored / "deep" / "file.txt").read_text() == "here"
+@both_ways
+def test_tensorflow_tensors_and_keras_models_are_restored(tmp_path: Path, keep: Keep) -> None:
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    values = [tf.Variable([1.0, 2.0]), tf.constant([1, 2], tf.bfloat16), tf.constant("text")]
+    restored = keep({"values": values}, tmp_path)[0]["values"]
+    assert [value.tolist() for value in restored[:2]] == [[1, 2], [1, 2]]
+    assert restored[1].dtype.name == "bfloat16"
+    assert restored[2] == b"text"
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.Adam(0.01), "mse")
+    model.fit(np.ones((8, 3)), np.ones(8), verbose=0)
+    copy, _ = keep(model, tmp_path)
+    assert all(map(np.array_equal, copy.get_weights(), model.get_weights()))
+    assert int(copy.optimizer.iterations.numpy()) == 1
 
 
 def test_a_compiled_keras_model_is_restored_with_its_optimizer(tmp_path: Path) -> None:
@@ -376,7 +374,9 @@ def test_the_error_for_a_module_or_an_array_says_what_to_do() -> None:
         Copier().copy({"a": np.ma.masked_equal([1, 2], 2)})
 
 
-def test_reading_a_malicious_file_runs_no_code(tmp_path: Path) -> None:
+def test_reading_a_malicious_file_or_commit_runs_no_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import pickle
 
     import numpy as np
@@ -386,10 +386,14 @@ def test_reading_a_malicious_file_runs_no_code(tmp_path: Path) -> None:
         def __reduce__(self) -> Any:
             return (tmp_path / "ran").touch, ()
 
-    torch.save({"x": Evil()}, tmp_path / "evil.pt")
+    save = torch.save
+    save({"x": Evil()}, tmp_path / "evil.pt")
     with pytest.raises(pickle.UnpicklingError):
         formats.read("torch", tmp_path / "evil.pt")
     np.savez(tmp_path / "evil.npz", a0=np.array([Evil()], dtype=object))
     with pytest.raises(KeyError):
         formats.read("arrays", tmp_path / "evil.npz")
+    monkeypatch.setattr(torch, "save", lambda _, file: save(Evil(), file))
+    with pytest.raises(pickle.UnpicklingError):
+        by_commit({"x": torch.ones(2).to_sparse()}, tmp_path)
     assert not (tmp_path / "ran").exists()

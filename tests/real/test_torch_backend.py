@@ -6,6 +6,7 @@ import os
 import signal
 import weakref
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from horovod_runner import HangError, RankFailedError
 from horovod_runner.integrations import torch_backend
 from tests.conftest import Ranks
+from tests.errors import error_of
 
 pytestmark = [
     pytest.mark.horovod,
@@ -98,30 +100,6 @@ def test_every_call_gives_what_gloo_gives(ranks: Ranks, size: int, hosts: str) -
     assert ranks.run(size, main) == [("hvd", [])] * size
 
 
-def losses_of_one_process(steps: int) -> list[float]:
-    """What all ways of training on four ranks must give."""
-    import torch
-
-    net, optimizer, x, y = training()
-    losses = []
-    for _ in range(steps):
-        optimizer.zero_grad()
-        loss = torch.nn.functional.mse_loss(net(x), y)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
-
-
-def training() -> Any:
-    import torch
-
-    torch.manual_seed(1)
-    net = torch.nn.Sequential(torch.nn.Linear(6, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
-    x = torch.randn(16, 6)
-    return net, torch.optim.SGD(net.parameters(), 0.1), x, x.sum(dim=1, keepdim=True)
-
-
 def test_ddp_fsdp_and_hsdp_learn_what_one_process_learns(ranks: Ranks) -> None:
     def main() -> Any:
         import torch
@@ -130,17 +108,18 @@ def test_ddp_fsdp_and_hsdp_learn_what_one_process_learns(ranks: Ranks) -> None:
         from torch.distributed.fsdp import fully_shard
 
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
-        rank = dist.get_rank()
+        own = slice(dist.get_rank() * 4, dist.get_rank() * 4 + 4)
 
-        def learn(wrap: Any) -> list[float]:
-            net, optimizer, x, y = training()
-            net = wrap(net)
+        def learn(wrap: Any, rows: slice = own) -> list[float]:
+            torch.manual_seed(1)
+            layers = torch.nn.Linear(6, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1)
+            x = torch.randn(16, 6)[rows]
+            net = wrap(torch.nn.Sequential(*layers))
             optimizer = torch.optim.SGD(net.parameters(), 0.1)
             losses = []
             for _ in range(4):
                 optimizer.zero_grad()
-                own = slice(rank * 4, rank * 4 + 4)
-                loss = torch.nn.functional.mse_loss(net(x[own]), y[own])
+                loss = torch.nn.functional.mse_loss(net(x), x.sum(dim=1, keepdim=True))
                 loss.backward()
                 optimizer.step()
                 mean = loss.detach().clone()
@@ -158,6 +137,7 @@ def test_ddp_fsdp_and_hsdp_learn_what_one_process_learns(ranks: Ranks) -> None:
 
         ddp = torch.nn.parallel.DistributedDataParallel
         return {
+            "one process": learn(lambda net: net, slice(None)),
             "DDP": learn(ddp),
             "DDP, unused": learn(lambda net: ddp(net, find_unused_parameters=True)),
             "FSDP2": learn(sharded(init_device_mesh("cpu", (4,)))),
@@ -167,7 +147,7 @@ def test_ddp_fsdp_and_hsdp_learn_what_one_process_learns(ranks: Ranks) -> None:
 
     found = ranks.run(4, main)
     assert found.pop("backends") == ["hvd", "hvd"]
-    alone = losses_of_one_process(4)
+    alone = found.pop("one process")
     for way, losses in found.items():
         assert losses == pytest.approx(alone, rel=1e-4), way
 
@@ -217,13 +197,7 @@ def test_calls_that_differ_or_wait_too_long_are_errors_with_names(ranks: Ranks) 
         import torch
         import torch.distributed as dist
 
-        def error(call: Any, *args: Any, **kwargs: Any) -> str:
-            try:
-                call(*args, **kwargs)
-            except RuntimeError as caught:
-                return str(caught)
-            return "no error"
-
+        error = partial(error_of, RuntimeError)
         dist.init_process_group()
         rank = dist.get_rank()
         different = error(dist.all_reduce, torch.ones(3 + rank))

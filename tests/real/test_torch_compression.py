@@ -12,6 +12,7 @@ import pytest
 
 from horovod_runner import HorovodRunner
 from horovod_runner.common.options import grouped
+from tests.errors import error_of
 
 pytestmark = [
     pytest.mark.horovod,
@@ -41,8 +42,7 @@ def all_cases() -> list[dict[str, Any]]:
         "full": sent(hvd.Compression.powersgd(matrix_rank=1, full_steps=1)),
         "overflow": overflow(),
         "scaled": {early: scaled(early) for early in (False, True)},
-        "loss": loss_of_training(),
-        "refused": {name: refusal(call) for name, call in refused().items()},
+        "refused": {name: error_of(ValueError, call) for name, call in refused().items()},
         "embedding": embedding(),
         "large": large(),
     }
@@ -178,33 +178,6 @@ def scaled(early: bool) -> list[Any]:
     return reduced
 
 
-def loss_of_training() -> dict[str, float]:
-    """The loss of a linear regression after 200 steps, relative to the loss before."""
-    import horovod.torch as hvd
-    import torch
-
-    kinds = {"none": hvd.Compression.none, "bf16": hvd.Compression.bf16}
-    kinds["powersgd"] = hvd.Compression.powersgd(matrix_rank=1)
-    losses = {}
-    for name, compression in kinds.items():
-        torch.manual_seed(0)
-        target = torch.randn(16, 16)
-        net = torch.nn.Linear(16, 16, bias=False)
-        optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD(net.parameters(), lr=0.03), net.named_parameters(), compression
-        )
-        torch.manual_seed(1 + hvd.rank())
-        x, history = torch.randn(256, 16), []
-        for _ in range(200):
-            optimizer.zero_grad()
-            loss = (net(x) - x @ target).square().sum(1).mean()
-            loss.backward()
-            optimizer.step()
-            history.append(loss.item())
-        losses[name] = history[-1] / history[0]
-    return losses
-
-
 def embedding() -> list[Any]:
     """A sparse gradient that becomes dense."""
     import horovod.torch as hvd
@@ -300,18 +273,6 @@ def refused() -> dict[str, Callable[[], Any]]:
     }
 
 
-def refusal(call: Callable[[], Any]) -> str:
-    try:
-        call()
-    except ValueError as error:
-        return str(error)
-    return "not refused"
-
-
-def mean_gradient(step: int, name: str = "matrix") -> Any:
-    return np.mean([gradients(step, rank)[name] for rank in RANKS], axis=0)
-
-
 # Slow where it is the first: one run of all cases of this file.
 @pytest.mark.parametrize("name", ["matrix", "kernel"])
 def test_powersgd_sends_what_a_reference_in_numpy_sends(name: str) -> None:
@@ -336,17 +297,9 @@ def test_powersgd_sends_what_a_reference_in_numpy_sends(name: str) -> None:
         np.testing.assert_allclose(found @ found.T, reduced.T @ reduced, atol=1e-4)
 
 
-def test_powersgd_loses_nothing_it_has_not_sent_yet() -> None:
-    own = results()[0]["powersgd"]
-    all_sent = (
-        sum(step["matrix"] for step in own["reduced"]) + own["states"][-1]["errors"]["matrix"]
-    )
-    np.testing.assert_allclose(all_sent, sum(map(mean_gradient, range(STEPS))), atol=1e-4)
-    assert own["steps"] == STEPS
-
-
 def test_powersgd_continues_from_the_state_of_a_checkpoint() -> None:
     for own in (result["powersgd"] for result in results()):
+        assert own["steps"] == STEPS
         for resumed, straight in zip(own["resumed"], own["reduced"][RESUMED_AT:], strict=True):
             for name, gradient in straight.items():
                 np.testing.assert_allclose(resumed[name], gradient, atol=2e-5)
@@ -358,7 +311,8 @@ def test_vectors_and_first_steps_are_sent_as_they_are() -> None:
     for case in ("full", "sum"):
         scale = 2 if case == "sum" else 1
         np.testing.assert_allclose(own[case]["bias"], half * scale, rtol=1e-6)
-    np.testing.assert_allclose(own["full"]["matrix"], mean_gradient(0), rtol=1e-5, atol=1e-6)
+    mean = np.mean([gradients(0, rank)["matrix"] for rank in RANKS], axis=0)
+    np.testing.assert_allclose(own["full"]["matrix"], mean, rtol=1e-5, atol=1e-6)
     first = own["powersgd"]["reduced"][0]["matrix"]
     np.testing.assert_allclose(own["sum"]["matrix"], 2 * first, atol=2e-5)
 
@@ -396,13 +350,6 @@ def test_powersgd_follows_the_scale_of_a_scaler(early: bool) -> None:
         # A state that goes on where the user averages early has lost its errors' scale once.
         for reduced, expected in list(pairs)[: RESUMED_AT if early else STEPS]:
             np.testing.assert_allclose(reduced, expected["matrix"], atol=1e-4)
-
-
-def test_compressed_training_converges() -> None:
-    loss = results()[0]["loss"]
-    assert loss["none"] < 1e-4
-    assert loss["bf16"] < 1e-3
-    assert loss["powersgd"] < 1e-2
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 
 from horovod_runner import HorovodRunner
 from horovod_runner.common.options import grouped
+from tests.errors import error_of
 
 pytestmark = [
     pytest.mark.horovod,
@@ -85,10 +86,7 @@ def adasum() -> str:
     import horovod.torch as hvd
     import torch
 
-    try:
-        return str(hvd.allreduce(torch.ones(3), op=hvd.Adasum))
-    except ValueError as error:
-        return str(error)
+    return error_of(ValueError, hvd.allreduce, torch.ones(3), op=hvd.Adasum)
 
 
 class Training:
@@ -204,10 +202,11 @@ def weights_are_frozen_or_not_used(hvd: Any) -> list[Any]:
         x = training.rows(3)
         loss = body(x).square().mean()
         if step in (2, 3):  # rank 0 alone uses it, and has half of the rows
-            alone = head(x[:4]).square().mean() / 2
-            loss = loss + (alone if hvd is None or hvd.rank() == 0 else 0)
-            if hvd is not None:
-                loss = loss + (alone if hvd.rank() == 0 else 0)
+            alone = head(x[:4]).square().mean()
+            if hvd is None:
+                loss = loss + alone / 2
+            elif hvd.rank() == 0:
+                loss = loss + alone
         loss.backward()
         optimizer.step()
     return training.weights()
@@ -468,11 +467,8 @@ def other_groups() -> str:
     model = network()
     groups: list[Any] = [{"params": list(model[0].parameters())}]
     groups += [{"params": list(model[2].parameters())}] if hvd.rank() == 0 else []
-    try:
-        hvd.broadcast_optimizer_state(torch.optim.SGD(groups, lr=0.1), root_rank=0)
-    except ValueError as error:
-        return str(error)
-    return ""
+    optimizer = torch.optim.SGD(groups, lr=0.1)
+    return error_of(ValueError, hvd.broadcast_optimizer_state, optimizer, root_rank=0)
 
 
 @pytest.mark.parametrize("name", TRAININGS)

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from horovod_runner.tools.commands import cli, doctor
 from tests.conftest import Ranks
+from tests.stores.any_store import NEEDED, statuses
 from tests.stores.s3 import Server
-
-
-def statuses(capsys: pytest.CaptureFixture[str], url: object, status: int = 0) -> dict[str, str]:
-    """What the command finds, by the name of what it tries."""
-    assert cli.main(["doctor", "--path", str(url), "--json"]) == status
-    return {
-        each["name"]: each["status"] for each in json.loads(capsys.readouterr().out)["findings"]
-    }
-
-
-NEEDED = dict.fromkeys(["folder", "write", "list", "read", "small files", "delete"], "ok")
 
 
 def test_a_folder_of_a_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

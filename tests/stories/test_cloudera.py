@@ -3,34 +3,20 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 import runpy
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.cluster.standalone import StandaloneCluster
-from tests.preload import COMMAND, WARM
+from tests.preload import WARM
 from tests.programs import ROOT, Program, run
 
-pytestmark = [pytest.mark.spark, pytest.mark.horovod]
+pytestmark = [pytest.mark.spark, pytest.mark.horovod, pytest.mark.usefixtures("nothing_left")]
 SCRIPT = str(ROOT / "examples" / "image_classifier.py")
-
-
-@pytest.fixture
-def nothing_stays(own_records: None) -> Iterator[None]:
-    yield
-    assert runs() == []
-
-
-def runs() -> list[str]:
-    """The ids of this test's runs."""
-    done = run(COMMAND, "ps", "--json", check=True)
-    return [run["run_id"] for run in json.loads(done.stdout) if run["entry"] is not None]
 
 
 def classify(*arguments: str, exit_code: int = 0) -> subprocess.CompletedProcess[str]:
@@ -62,16 +48,14 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_it_learns_on_cpus(nothing_stays: None) -> None:
+def test_it_learns_on_cpus() -> None:
     done = classify("--workers", "2", "--epochs", "3", "--size", "16")
     assert accuracy(done.stdout) > 85
     assert done.stdout.count("on 2 CPU worker(s)") == 3
 
 
 # Slow: starts a cluster of two nodes, and spark-submit twice.
-def test_a_gpu_for_each_worker_of_two_nodes_by_one_argument(
-    photos: Path, tmp_path: Path, nothing_stays: None
-) -> None:
+def test_a_gpu_for_each_worker_of_two_nodes_by_one_argument(photos: Path, tmp_path: Path) -> None:
     # Spark schedules GPUs whose names alone are real; the training itself then runs on CPUs.
     with StandaloneCluster(tmp_path) as cluster:
         where = ["--master", cluster.master, "--nodes", "2", "--workers", "4", "--gpu"]
@@ -83,17 +67,15 @@ def test_a_gpu_for_each_worker_of_two_nodes_by_one_argument(
     assert accuracy(done.stdout) > 90
 
 
-def test_gpus_that_are_not_there_are_told(nothing_stays: None) -> None:
+def test_gpus_that_are_not_there_are_told() -> None:
     done = classify("--gpu", exit_code=1)
     assert "has 0 GPUs, and 2 ranks there need 2" in done.stderr
 
 
-def test_a_folder_without_images_is_told(tmp_path: Path, nothing_stays: None) -> None:
+def test_a_folder_without_images_is_told(tmp_path: Path) -> None:
     (tmp_path / "cat").mkdir()
-    assert (
-        "a folder for each class is expected"
-        in classify("--images", str(tmp_path), exit_code=1).stderr
-    )
+    done = classify("--images", str(tmp_path), exit_code=1)
+    assert "a folder for each class is expected" in done.stderr
 
 
 def test_cifar_10_is_read_from_its_binary_files(tmp_path: Path) -> None:
@@ -119,7 +101,7 @@ def test_cifar_10_is_read_from_its_binary_files(tmp_path: Path) -> None:
         load(str(tmp_path / "pickled"))
 
 
-def test_ctrl_c_spins_all_workers_down(nothing_stays: None) -> None:
+def test_ctrl_c_spins_all_workers_down() -> None:
     with Program(
         [*WARM, SCRIPT, "--epochs", "1000", "--size", "16"], stdout=subprocess.PIPE, text=True
     ) as process:

@@ -17,27 +17,8 @@ import pytest
 
 from horovod_runner.host.folders.local import LocalFolder
 from horovod_runner.results import registry
-from horovod_runner.tools.commands import cli, doctor, install, trial
+from horovod_runner.tools.commands import cli, doctor, trial
 from horovod_runner.tools.commands.doctor import DoctorFinding
-
-
-def test_install_passes_the_users_choices_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[object] = []
-    monkeypatch.setattr(install, "install", lambda *args, **options: calls.append((args, options)))
-    assert cli.main(["install"]) == 0
-    assert (
-        cli.main(["install", "--gpu", "--mpi", "--rebuild", "--frameworks", "torch, tensorflow"])
-        == 0
-    )
-    assert cli.main(["install", "--cpu", "--wheels", "/shared"]) == 0
-    assert calls == [
-        ((None,), {"gpu": None, "mpi": None, "rebuild": False, "shared": None}),
-        (
-            (["torch", "tensorflow"],),
-            {"gpu": True, "mpi": "system", "rebuild": True, "shared": None},
-        ),
-        ((None,), {"gpu": False, "mpi": None, "rebuild": False, "shared": "/shared"}),
-    ]
 
 
 def test_an_error_is_one_line_and_status_1(capsys: pytest.CaptureFixture[str]) -> None:

@@ -105,21 +105,6 @@ def test_a_server_whose_port_closes_has_ended() -> None:
     assert f"127.0.0.1:{port} has ended in the middle of the run" in reasons[0]
 
 
-def test_a_second_copy_of_a_task_that_runs_for_long_is_refused() -> None:
-    """Spark makes no copies of the tasks of a barrier job, but of those of a pool."""
-    settings = {"spark.master": CLUSTER["spark.master"], "spark.speculation": "true"}
-    session: Any = SimpleNamespace(
-        conf=SimpleNamespace(get=settings.get),
-        sparkContext=object(),
-        version="4.3.0",
-    )
-    launcher = SparkLauncher(session, None, print, threading.Event())
-    launcher.check_pool(1)
-    settings["spark.speculation.task.duration.threshold"] = "1h"
-    with pytest.raises(SlotError, match=r"threshold=1h with spark\.speculation"):
-        launcher.check_pool(1)
-
-
 class Classic:
     """A session of which a launcher reads settings."""
 
@@ -138,17 +123,30 @@ class Connected(Classic):
         raise RuntimeError
 
 
-def launcher(session: Any, notices: list[str] | None = None, **options: Any) -> SparkLauncher:
+def launcher(
+    session: Any, notices: list[str] | None = None, timeout: float | None = 0.0, **options: Any
+) -> SparkLauncher:
     told = [] if notices is None else notices
-    return SparkLauncher(session, options.pop("timeout", 0.0), told.append, **options)
+    options.setdefault("cancelled", threading.Event())
+    return SparkLauncher(session, timeout, told.append, **options)
+
+
+def test_a_second_copy_of_a_task_that_runs_for_long_is_refused() -> None:
+    """Spark makes no copies of the tasks of a barrier job, but of those of a pool."""
+    settings = {**CLUSTER, "spark.speculation": "true"}
+    asks = launcher(Classic(settings))
+    asks.check_pool(1)
+    settings["spark.speculation.task.duration.threshold"] = "1h"
+    with pytest.raises(SlotError, match=r"threshold=1h with spark\.speculation"):
+        asks.check_pool(1)
 
 
 def test_a_resource_profile_requires_spark_4() -> None:
     session, profile = Classic({"spark.master": "yarn"}), SimpleNamespace(taskResources={})
-    launcher(session, profile=profile, cancelled=threading.Event())
+    launcher(session, profile=profile)
     session.version = "3.5.9"
     with pytest.raises(ValueError, match=r"requires Spark 4\.0 or later, and this is 3\.5\.9"):
-        launcher(session, profile=profile, cancelled=threading.Event())
+        launcher(session, profile=profile)
 
 
 def has_slots(monkeypatch: pytest.MonkeyPatch, count: int | None) -> None:
@@ -202,7 +200,7 @@ def test_too_few_slots_say_what_to_change(
     monkeypatch.delenv(connect.DRIVER_HOST, raising=False)
     has_slots(monkeypatch, has)
     with pytest.raises(SlotError) as caught:
-        launcher(session, cancelled=threading.Event()).slots(size)
+        launcher(session).slots(size)
     assert str(caught.value) == told
 
 
@@ -210,7 +208,7 @@ def test_slots_that_a_server_does_not_tell_are_taken_to_be_enough(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     has_slots(monkeypatch, None)
-    asks = launcher(Connected(CLUSTER), cancelled=threading.Event())
+    asks = launcher(Connected(CLUSTER))
     assert asks.slots(3) == 3
     with pytest.raises(SlotError, match=r"^np=0 .*give np as a number\.$"):
         asks.slots(0)
@@ -238,7 +236,7 @@ def test_compute_with_sandboxes_is_told_by_its_kind(monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("DATABRICKS_ENV_VERSION", raising=False)
     monkeypatch.delenv("DATABRICKS_RUNTIME_VERSION", raising=False)
     notices: list[str] = []
-    asks = launcher(Connected(CLUSTER), notices, cancelled=threading.Event())
+    asks = launcher(Connected(CLUSTER), notices)
     assert asks.slots(2) == 2
     assert notices == []
     monkeypatch.setenv("DATABRICKS_RUNTIME_VERSION", "16.4")
@@ -258,7 +256,7 @@ def test_compute_with_sandboxes_is_told_by_its_kind(monkeypatch: pytest.MonkeyPa
             patch.setenv(name, version)
             with pytest.raises(LaunchError, match=serverless):
                 asks.slots(2)
-    classic = launcher(Classic(CLUSTER), notices, cancelled=threading.Event())
+    classic = launcher(Classic(CLUSTER), notices)
     assert classic.slots(2) == 2
     assert len(notices) == 1
 
@@ -270,4 +268,4 @@ def test_a_range_of_np_is_refused_on_spark_connect() -> None:
         (dynamic, "^spark.dynamicAllocation"),
     ):
         with pytest.raises(SlotError, match=told):
-            launcher(Connected(settings), cancelled=threading.Event()).check_pool(1)
+            launcher(Connected(settings)).check_pool(1)

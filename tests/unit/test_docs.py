@@ -149,18 +149,3 @@ def test_the_page_of_troubleshooting_lists_the_mistakes_of_the_tests() -> None:
     text = made["PAGE"].read_text()
     assert text == made["page"](text), "run python docs/mistakes.py"
     assert text.count("| **") >= 25
-
-
-def test_every_page_is_reached_from_the_index() -> None:
-    docs = ROOT / "docs"
-    reached: set[Path] = set()
-    ahead = [docs / "index.md"]
-    while ahead:
-        page = ahead.pop()
-        reached.add(page)
-        for tree in re.findall(r"^```\{toctree\}\n(.*?)^```$", page.read_text(), re.M | re.S):
-            names = [line for line in tree.splitlines() if line and not line.startswith(":")]
-            found = [path for name in names for path in page.parent.glob(f"{name}.md")]
-            ahead += [path for path in found if path not in reached]
-    built = {path for path in docs.glob("**/*.md") if "_build" not in path.parts}
-    assert built == reached

@@ -21,14 +21,16 @@ def variables(
     size: int,
     rank: int,
     user: dict[str, str],
+    *,
     cores: int = 8,
     controller: Controller = "gloo",
+    host_gpus: tuple[str, ...] = ("0", "1"),
 ) -> dict[str, str]:
+    """The variables of a rank of a run on two hosts."""
     offers = [
-        Offer(t, f"h{t % 2}", "h", f"10.0.0.{t}", "eth7", host_gpus=("0", "1")) for t in range(size)
+        Offer(t, f"h{t % 2}", "h", f"10.0.0.{t}", "eth7", host_gpus=host_gpus) for t in range(size)
     ]
-    slots = assign(offers)
-    slot = slots[rank]
+    slot = assign(offers)[rank]
     assignment = Assignment(slot, "10.0.0.0:4711/secret", "10.0.0.0", 4712, controller=controller)
     return rank_environment.worker_variables(
         slot, assignment, cores, gpus.environment(slot, "current"), user
@@ -74,21 +76,18 @@ def test_mpi_gets_its_rank_and_the_network_interface(tmp_path: Path) -> None:
 
 
 def test_horovods_poll_interval_is_set_on_cpus_only() -> None:
-    slot = assign([Offer(0, "h", "h", "10.0.0.1", "eth0")])[0]
-    assert rank_environment.cycle_variables(slot) == {"HOROVOD_CYCLE_TIME": "20"}
+    assert variables(2, 0, {}, host_gpus=())["HOROVOD_CYCLE_TIME"] == "20"
     assert "HOROVOD_CYCLE_TIME" not in variables(2, 0, {})  # its ranks have GPUs
 
 
 def test_very_many_ranks_per_core_sleep_while_they_wait_in_mpi() -> None:
-    slot = assign(Offer(task, "h", "h", "10.0.0.1", "eth0") for task in range(33))[0]
-    assignment = Assignment(slot, "10.0.0.0:4711/secret", "10.0.0.0", 4712, controller="mpi")
+    name = "MPIR_CVAR_ENABLE_HEAVY_YIELD"
 
     def yields(cores: int, user: dict[str, str]) -> str | None:
-        environment = rank_environment.worker_variables(slot, assignment, cores, {}, user)
-        return environment.get("MPIR_CVAR_ENABLE_HEAVY_YIELD")
+        return variables(66, 0, user, cores=cores, controller="mpi", host_gpus=()).get(name)
 
-    assert yields(2, {}) == "1"
-    assert yields(2, {"MPIR_CVAR_ENABLE_HEAVY_YIELD": "0"}) == "0"
+    assert yields(2, {}) == "1"  # 33 ranks of a host
+    assert yields(2, {name: "0"}) == "0"
     assert yields(3, {}) is None
 
 

@@ -17,6 +17,7 @@ from horovod_runner.errors import is_secondary
 from horovod_runner.results.failures import run_error
 from horovod_runner.wire.job import Outcome
 from horovod_runner.wire.job_file import WorkerOutcome
+from tests.stand_ins import StrictError
 
 OK = WorkerOutcome(True, 0)
 
@@ -129,13 +130,6 @@ def test_the_reason_is_the_first_line_of_the_exception(error: Exception, reason:
     (first, *_) = str(cause).splitlines()
     assert first.endswith(reason)
     assert "The same failure" not in str(cause)
-
-
-class StrictError(Exception):
-    """One that refuses attributes, as a frozen dataclass."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        raise TypeError(name)
 
 
 def test_an_exception_that_refuses_attributes_is_quoted() -> None:

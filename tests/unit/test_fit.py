@@ -19,6 +19,7 @@ from horovod_runner.integrations.training.network import made
 from horovod_runner.integrations.training.schedules import schedule_of
 from horovod_runner.integrations.training.training import options_of_inputs
 from horovod_runner.integrations.training.where import choose
+from tests.stand_ins import LaunchedError, refuse_launches
 
 torch = pytest.importorskip("torch")
 pillow = pytest.importorskip("PIL.Image")
@@ -34,13 +35,6 @@ TABLE = pd.DataFrame(
         "image": [PIXELS.getvalue()] * 8,
     }
 )
-GOOD: dict[str, Any] = {
-    "x": "x",
-    "y": "y",
-    "loss": torch.nn.CrossEntropyLoss(),
-    "where": "local",  # another test of this process may have left a session on a cluster
-    "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-}
 
 
 def net() -> Any:
@@ -48,6 +42,15 @@ def net() -> Any:
 
 
 NET = net()
+GOOD: dict[str, Any] = {
+    "model": net,
+    "data": TABLE,
+    "x": "x",
+    "y": "y",
+    "loss": torch.nn.CrossEntropyLoss(),
+    "where": "local",  # another test of this process may have left a session on a cluster
+    "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+}
 
 
 def of_groups(model: Any) -> Any:
@@ -69,6 +72,11 @@ def outputs_first(model: Any, x: Any, y: Any) -> Any:
 @pytest.mark.parametrize(
     ("wrong", "error", "said"),
     [
+        ({"model": "net"}, TypeError, "model must be"),
+        ({"model": None}, TypeError, "model must be"),
+        ({"model": 3}, TypeError, "model must be"),
+        ({"data": [1, 2]}, TypeError, "data must be"),
+        ({"data": None}, TypeError, "data must be"),
         ({"x": None}, ValueError, "x='image'"),
         ({"y": None}, ValueError, "y='label'"),
         ({"loss": None}, ValueError, "loss="),
@@ -131,12 +139,9 @@ def outputs_first(model: Any, x: Any, y: Any) -> Any:
 def test_a_mistake_is_told_before_anything_is_launched(
     wrong: dict[str, Any], error: type[Exception], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def launched(*args: Any, **options: Any) -> Any:
-        raise AssertionError("it was launched")
-
-    monkeypatch.setattr("horovod_runner.HorovodRunner.run", launched)
+    refuse_launches(monkeypatch)
     with pytest.raises(error, match=said):
-        fit(net, TABLE, **{**GOOD, **wrong})
+        fit(**{**GOOD, **wrong})
 
 
 @pytest.mark.parametrize(
@@ -151,15 +156,9 @@ def test_a_mistake_is_told_before_anything_is_launched(
     ids=["partial", "lambda", "type of a label", "label of pixels", "groups of weights"],
 )
 def test_what_fits_is_launched(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    class Launched(Exception):  # noqa: N818 - it is no error here
-        pass
-
-    def launched(*args: Any, **options: Any) -> Any:
-        raise Launched
-
-    monkeypatch.setattr("horovod_runner.HorovodRunner.run", launched)
-    with pytest.raises(Launched):
-        fit(**{"model": net, "data": TABLE, **GOOD, **given})
+    refuse_launches(monkeypatch)
+    with pytest.raises(LaunchedError):
+        fit(**{**GOOD, **given})
 
 
 def test_a_class_in_the_place_of_a_model_is_named() -> None:
@@ -168,14 +167,6 @@ def test_a_class_in_the_place_of_a_model_is_named() -> None:
     given: dict[str, Any] = {"features": {"x": "x"}, "labels": ["y"]}
     with pytest.raises(TypeError, match="not the class Linear"):
         TorchTraining(model=torch.nn.Linear, **given).check({})
-
-
-@pytest.mark.parametrize(
-    ("model", "data"), [("net", TABLE), (None, TABLE), (3, TABLE), (net, [1, 2]), (net, None)]
-)
-def test_what_is_no_model_or_no_dataset_is_refused(model: Any, data: Any) -> None:
-    with pytest.raises(TypeError, match=r"model must be|data must be"):
-        fit(model, data, **GOOD)
 
 
 def test_a_schedule_rises_and_falls() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -64,10 +64,12 @@ def filled(address: ChannelAddress) -> Link:
     return link
 
 
-def take_all(channel: Channel, call: threading.Thread) -> list[messages.FromRank]:
+def take_all(channel: Channel, call: Callable[[], None]) -> list[messages.FromRank]:
     """Collect what the driver receives while a call runs in another thread."""
     received: list[messages.FromRank] = []
-    while call.is_alive():
+    calling = threading.Thread(target=call)
+    calling.start()
+    while calling.is_alive():
         for _, batch in channel.batches(0.1):
             received += [each for each in batch if not isinstance(each, messages.Alive)]
             if any(isinstance(each, messages.Ended) for each in batch):
@@ -86,9 +88,7 @@ def test_a_trace_is_sent_as_soon_as_there_is_room(channel: Channel, tmp_path: Pa
             transfer.send_trace(str(tmp_path / "rank-0"), 0, link, _PATIENCE)
             lost.append(task._drain(link, 0, _PATIENCE))
 
-        thread = threading.Thread(target=send)
-        thread.start()
-        received = take_all(channel, thread)
+        received = take_all(channel, send)
     assert lost == [0]
     assert not trace.exists()
     parts = [each for each in received if isinstance(each, FilePart)]
@@ -109,9 +109,7 @@ def test_a_trace_that_cannot_be_read_costs_the_trace_alone(
             transfer.send_timeline(tmp_path / "timeline", opened, _PATIENCE)
             task._drain(opened, 0, _PATIENCE)
 
-        thread = threading.Thread(target=send)
-        thread.start()
-        untraced, log, _ = take_all(channel, thread)
+        untraced, log, _ = take_all(channel, send)
     assert isinstance(untraced, events.Untraced)
     assert "Is a directory" in untraced.reason
     assert isinstance(log, Log)
@@ -140,25 +138,17 @@ def test_a_relay_ends_when_the_driver_is_lost(nowhere: ChannelAddress) -> None:
     os.write(pipes["stdout"][1], b"a last line\n")
     for _, write in pipes.values():
         os.close(write)
-    ended = {
-        "exit_descriptor": None,
-        "exit_code": -9,
-        "pid": 1,
-        "pmi": None,
-        "saving": False,
-        "left_behind": "",
-    }
     worker: Any = SimpleNamespace(
-        **{name: read for name, (read, _) in pipes.items()}, **ended, outcome=lambda: None
+        **{name: read for name, (read, _) in pipes.items()},
+        exit_descriptor=None,
+        exit_code=-9,
+        pid=1,
+        pmi=None,
+        left_behind="",
+        outcome=lambda: None,
     )
-    assignment = Assignment(slot, "", "", 1)
-    relay = Relay(
-        Job("test", 1, Options(np=1, driver_log_verbosity="all"), b""),
-        assignment,
-        link,
-        worker,
-        None,
-    )
+    job = Job("test", 1, Options(np=1, driver_log_verbosity="all"), b"")
+    relay = Relay(job, Assignment(slot, "", "", 1), link, worker, None)
     relay.run()
     outcome = relay.outcome()
     assert (outcome.exit_code, outcome.tail) == (-9, ["a last line"])

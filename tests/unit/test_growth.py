@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from horovod_runner.launchers import engine, spark, yarn_queue
 from horovod_runner.launchers.growth import Asked, asked_of, driver_logs, is_on_its_way
 from horovod_runner.launchers.spark import SparkLauncher
 from horovod_runner.launchers.yarn_queue import Queue
+from tests.unit.test_connect import Classic
 
 YARN = {"spark.master": "yarn"}
 DYNAMIC = {**YARN, "spark.dynamicAllocation.enabled": "true"}
@@ -106,11 +106,7 @@ class Granting:
         self.seen = 0
         self.notices: list[str] = []
         given = {**YARN, **{name.replace("_", "."): value for name, value in conf.items()}}
-        self.session: Any = SimpleNamespace(
-            conf=SimpleNamespace(get=lambda name, default=None: given.get(name, default)),
-            sparkContext=object(),
-            version="4.3.0",
-        )
+        self.session: Any = Classic(given)
 
         def executors(_: object) -> int:
             return min(self.seen, granted)

@@ -12,6 +12,7 @@ import pytest
 from horovod_runner.checkpoints.commits import Commit, Commits
 from horovod_runner.errors import CheckpointError
 from horovod_runner.integrations import horovod_elastic as horovod_states
+from tests.savers import by_commit
 from tests.stand_ins import as_rank
 
 
@@ -34,13 +35,6 @@ class State:
 
     def save(self) -> None:
         self.copied = [1, 2]
-
-
-def through_memory(kept: Any, folder: Path) -> Any:
-    Commits(str(folder)).write({"kept": kept}, Commit(1, 1, 1, 1))
-    with Commits(str(folder)).hold() as held:
-        assert held is not None
-        return held.read()["kept"]
 
 
 def test_what_save_keeps_comes_back_with_its_types(tmp_path: Path) -> None:
@@ -69,7 +63,8 @@ def test_what_save_keeps_comes_back_with_its_types(tmp_path: Path) -> None:
 
     other = State()
     other._handlers["model"]._saved_model_state.clear()
-    horovod_states._put(other, through_memory(kept, tmp_path))
+    restored_commit, _ = by_commit({"kept": kept}, tmp_path)
+    horovod_states._put(other, restored_commit["kept"])
     assert other.copied == [1, 2]
     assert other._handlers["model"]._saved_model_state["weight"].tolist() == [0, 1, 2]
     restored = other._saved_state

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,11 +12,11 @@ import pytest
 
 from horovod_runner import CheckpointError, DataError
 from horovod_runner.checkpoints import checkpoint
-from horovod_runner.checkpoints.saver import Saver
 from horovod_runner.host.folders.local import LocalFolder
 from horovod_runner.integrations import huggingface
 from horovod_runner.integrations.huggingface import ReportCallback, resume_from
 from horovod_runner.wire.job_file import CheckpointPlan
+from tests.savers import saving_to
 from tests.stand_ins import Rank, as_rank
 
 STATE = SimpleNamespace(global_step=20, max_steps=40, epoch=1.25)
@@ -212,13 +211,10 @@ def test_a_checkpoint_of_another_training_cannot_be_resumed(tmp_path: Path) -> N
 def resuming(folder: Path, state: object) -> Iterator[None]:
     """This process is a rank that resumes from a checkpoint with this state."""
     folder.mkdir(exist_ok=True)
-    local, plan = LocalFolder(folder), CheckpointPlan(str(folder), "1a2b3c4d")
-    checkpoint.write_probe(local, plan.token)
-    with open(os.devnull, "wb") as pipe:
-        saver = Saver(plan, pipe.fileno())
+    local = LocalFolder(folder)
+    with saving_to(local) as saver:
         saver.save(state, 20, None)
-        saver.close()
     latest, *_ = checkpoint.find_complete(local)
-    with as_rank(0, 1, checkpoints=plan._replace(resume=(latest,))):
+    with as_rank(0, 1, checkpoints=CheckpointPlan(local.url, "run1", resume=(latest,))):
         yield
     checkpoint.remove(local, latest)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import compileall
 import hashlib
-import io
 import os
 import shutil
 import subprocess
@@ -27,7 +26,7 @@ from horovod_runner.tools.hello import Greeting
 from horovod_runner.tools.horovod_build import build, source, toolchain
 from horovod_runner.tools.horovod_build.plan import BuildPlan, make_plan
 from horovod_runner.tools.horovod_build.toolchain import Framework, Mpi, Nccl
-from tests.programs import script
+from tests.programs import run, script
 
 CPU_TORCH = Framework("torch", "2.13.0+cpu")
 CUDA_TORCH = Framework("torch", "2.13.0", "13.0")
@@ -92,8 +91,9 @@ def test_without_a_gpu_requirement_the_build_is_for_cpus_and_gpu_names_it(
 ) -> None:
     vars(machine).update(missing)
     assert not machine.plan().gpu
-    with pytest.raises(InstallError, match=text):
+    with pytest.raises(InstallError, match=rf"^--gpu needs .*{text}") as caught:
         machine.plan(gpu=True)
+    assert "\n" not in str(caught.value)
 
 
 def test_the_user_chooses_frameworks_gpu_and_mpi(machine: Machine) -> None:
@@ -310,16 +310,15 @@ def test_the_cache_is_in_the_users_folder(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     assert install.cache_folder().is_relative_to(tmp_path / ".cache")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "mine"))
-    assert install.cache_folder().is_relative_to(tmp_path / "mine")
 
 
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
-    """A source of Horovod that is none."""
-    path = tmp_path / "horovod-0.28.1.tar.gz"
+    """A source of Horovod that is none: its setup.py makes a file."""
+    path, setup = tmp_path / "horovod-0.28.1.tar.gz", tmp_path / "setup.py"
+    setup.write_text(f"import pathlib; pathlib.Path({str(tmp_path / 'ran')!r}).touch()")
     with tarfile.open(path, "w:gz") as tar:
-        tar.addfile(tarfile.TarInfo("horovod-0.28.1/setup.py"), io.BytesIO())
+        tar.add(setup, "horovod-0.28.1/setup.py")
     return path
 
 
@@ -336,34 +335,14 @@ def test_a_download_that_failed_or_has_another_digest_is_refused(
 
 
 def test_no_code_of_a_download_with_another_digest_runs(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    index = tmp_path / "index"
-    index.mkdir()
-    setup = f"import pathlib; pathlib.Path({str(tmp_path / 'ran')!r}).touch()".encode()
-    with tarfile.open(index / "horovod-0.28.1.tar.gz", "w:gz") as tar:
-        member = tarfile.TarInfo("horovod-0.28.1/setup.py")
-        member.size = len(setup)
-        tar.addfile(member, io.BytesIO(setup))
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(index))
-    with pytest.raises(InstallError, match="HASHES"):
-        source.fetch(tmp_path)
-    assert not (tmp_path / "ran").exists()
-
-
-def test_the_source_is_unpacked_by_a_tarfile_without_filters(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, archive: Path
 ) -> None:
-    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
-    extract = tarfile.TarFile.extractall
-    monkeypatch.delattr(tarfile, "data_filter")  # Python before 3.11.4 has none
-
-    def extractall(tar: tarfile.TarFile, path: Path) -> None:
-        extract(tar, path)
-
-    monkeypatch.setattr(tarfile.TarFile, "extractall", extractall)
-    assert (source.unpack(archive, tmp_path, digest) / "setup.py").exists()
+    (tmp_path / "build").mkdir()
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(archive.parent))
+    with pytest.raises(InstallError, match="HASHES"):
+        source.fetch(tmp_path / "build")
+    assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize(("compilers_exit", "exit_code"), [(0, 0), (1, 0), (4, 4)])
@@ -377,8 +356,8 @@ def test_a_backend_that_does_not_compile_is_replaced_by_the_reason(
         f"echo 'a.cc:1: fatal error: \"c10d/Work.hpp\" is gone' >&2\nexit {compilers_exit}",
     )
     attempt = source.OVERLAY / "cmake" / "Modules" / "attempt.py"
-    command = [sys.executable, str(attempt), str(compiler), "-c", "a.cc"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    command = [sys.executable, attempt, compiler, "-c", "a.cc"]
+    done = run(*command, cwd=tmp_path)
     assert done.returncode == exit_code
     reason = '"a.cc:1: fatal error: \\"c10d/Work.hpp\\" is gone"'
     again = [f"-c a.cc -DHOROVOD_RUNNER_MISSING={reason}"] if compilers_exit == 1 else []
@@ -386,44 +365,40 @@ def test_a_backend_that_does_not_compile_is_replaced_by_the_reason(
     assert ("hvd is left out" in done.stderr) == (compilers_exit == 1)
 
 
-def test_a_build_that_fails_ends_the_install(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    lines = [
-        "[ 10%] Building CXX object a/b.cc.o",
-        "torch.distributed's backend: y.cc:1: error: this costs the backend only",
-        "torch.distributed's backend hvd is left out, because of error: y",
-        "x.cc:3: error: no such thing",
-        "make: error: 2",
-    ]
-    body = "\n".join(f'echo "{line}"' for line in lines)
-    pip = script(tmp_path / "pip", f"{body}\nexit 3")
-    monkeypatch.setattr("sys.executable", str(pip))
-    said: list[str] = []
-    message = r" 3\): x\.cc:3: error: no such thing .*/build\.log"
-    with pytest.raises(InstallError, match=message):
-        build.compile_wheel(BuildPlan((CPU_TORCH,)), tmp_path / "horovod", tmp_path, said.append)
-    assert said[1:] == ["   10%  b.cc.o", f"  {lines[2]}"]
+# Lines that cost the backend only.
+NO_BACKEND = "torch.distributed's backend: y.cc:1: error: gone"
+LEFT_OUT = "torch.distributed's backend hvd is left out, because of error: y"
 
 
 @pytest.mark.parametrize(
-    ("printed", "reason"),
+    ("lines", "reason", "told"),
     [
-        ("compiling\nKilled", "Killed"),
         (
-            "torch.distributed's backend: y.cc:1: error: this costs the backend only\nlast",
-            "last",
+            [
+                *("[ 10%] Building CXX object a/b.cc.o", NO_BACKEND, LEFT_OUT),
+                *("x.cc:3: error: no such thing", "make: error: 2"),
+            ],
+            "x.cc:3: error: no such thing",
+            ["   10%  b.cc.o", f"  {LEFT_OUT}"],
         ),
-        ("", "no output."),
+        (["compiling", "Killed"], "Killed", []),
+        ([NO_BACKEND, "last"], "last", []),
+        ([], "no output.", []),
     ],
 )
-def test_a_build_that_ends_without_an_error_shows_its_last_line(
-    printed: str, reason: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_a_build_that_fails_shows_its_first_error_or_its_last_line(
+    lines: list[str],
+    reason: str,
+    told: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
-    body = f'printf "{printed}"\nexit 1'
+    body = "\n".join([*(f'echo "{line}"' for line in lines), "exit 3"])
     monkeypatch.setattr("sys.executable", str(script(tmp_path / "pip", body)))
-    with pytest.raises(InstallError, match=rf" 1\): {reason} The whole log is .*/build\.log$"):
-        build.compile_wheel(BuildPlan((CPU_TORCH,)), tmp_path / "horovod", tmp_path, print)
+    said: list[str] = []
+    with pytest.raises(InstallError, match=rf" 3\): {reason} The whole log is .*/build\.log$"):
+        build.compile_wheel(BuildPlan((CPU_TORCH,)), tmp_path / "horovod", tmp_path, said.append)
+    assert said[1:] == told
 
 
 def test_no_flags_for_the_processor_are_not_a_question_to_the_compiler(

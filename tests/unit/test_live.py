@@ -10,7 +10,7 @@ import pytest
 from horovod_runner.common.text import bytes_text, duration_text, rate_text
 from horovod_runner.results.live import MAX_LINES, MAX_METRICS, MAX_RANKS, live
 from horovod_runner.results.metrics_table import Metrics
-from horovod_runner.results.run import Attempt, Line, Run
+from horovod_runner.results.run import Attempt, Line
 from horovod_runner.wire.events import Report
 from tests.made_up_runs import STEPS, run_under_way, window
 
@@ -100,12 +100,6 @@ def test_a_machine_is_shown_before_the_first_step() -> None:
     assert (rank.memory, rank.cores, rank.rate) == (2_000_000_000, "13.2/16", None)
     run.attempts.append(Attempt(2, time.time() + 1))
     assert live(run).memory is None
-
-
-def test_a_run_without_ranks_and_reports_has_little_to_say() -> None:
-    now = live(Run("1a2b", -2, main="train"))
-    assert (now.size, now.attempt, now.step, now.rate, now.ranks) == (0, 0, None, None, [])
-    assert (now.memory, now.checkpoint, now.verdict, now.lines) == (None, None, "", [])
 
 
 def test_steps_that_nobody_reports_are_counted() -> None:

@@ -307,12 +307,6 @@ CHANGED = {
         - model.fit(x, y, 32, 1, 0, [stop])
         + model.fit(x, y, 32, 1, 0, [hvd.callbacks.BroadcastGlobalVariablesCallback(0), stop])
         """,
-    "broadcast without callbacks": """
-          KERAS
-          opt = hvd.DistributedOptimizer(tf.keras.optimizers.Adam(0.1 * hvd.size()))
-        - model.fit(x, y)
-        + model.fit(x, y, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
-        """,
     "GPU 0": """
           TORCH
           hvd.init()
@@ -512,7 +506,6 @@ TOLD = {
         "import keras\nmodel.save_weights(run + '.h5')\nread(run + '.h5')\n",
         "ends with .weights.h5",
     ),
-    "np=0": ("from sparkdl import HorovodRunner\nHorovodRunner(np=0)\n", "np=0 takes as many"),
     "other names of sparkdl": ("from sparkdl import DeepImageFeaturizer\n", "no counterpart"),
     "a program for TorchDistributor": (
         """
@@ -520,15 +513,6 @@ TOLD = {
         TorchDistributor(2, False).run("train.py", "--rate", "1")
         """,
         "horovod-runner run FILE --np N",
-    ),
-    "a learning rate that is not scaled": (
-        """
-        TORCH
-        hvd.init()
-        opt = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1))
-        hvd.broadcast_parameters(net.state_dict(), root_rank=0)
-        """,
-        "lr=0.1 * hvd.size()",
     ),
     "a learning rate that is not given": (
         """
@@ -547,7 +531,7 @@ TOLD = {
         """,
         "learning_rate=0.1 * hvd.size()",
     ),
-    "a learning rate that is not scaled, in another function": (
+    "a learning rate that is not scaled": (
         """
         TORCH
         def make():

@@ -15,7 +15,7 @@ from horovod_runner import HorovodRunner
 from horovod_runner.errors import HangError, RankFailedError
 from horovod_runner.sinks import streams
 from horovod_runner.sinks.notebook_error import fold_error, from_ranks, shortened, until_package
-from tests.stand_ins import KERNEL, SHELL
+from tests.stand_ins import KERNEL, SHELL, StrictError
 
 FRAMES = "\n".join(f"  | frame {number}" for number in range(40))
 TEXT = f"rank 1 of 2 failed: KeyError\n\nTraceback on rank 1:\n{FRAMES}\n\nInstall it there."
@@ -85,13 +85,6 @@ class OwnError(Exception):
 
     def _render_traceback_(self) -> list[str]:
         return ["its own"]
-
-
-class StrictError(Exception):
-    """One that refuses attributes."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        raise TypeError(name)
 
 
 @pytest.mark.parametrize("error", [OwnError(), StrictError()])

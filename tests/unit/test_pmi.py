@@ -19,16 +19,16 @@ def slots(*hosts: str) -> list[Slot]:
     return assign([Offer(task, host, "h", "10.0.0.1", "eth0") for task, host in enumerate(hosts)])
 
 
-def assignment(*hosts: str) -> Assignment:
-    """Rank 0's assignment."""
+def assignment(*hosts: str, rank: int = 0) -> Assignment:
     every_slot = slots(*hosts)
     mapping = process_mapping(every_slot)
-    return Assignment(every_slot[0], "", "", 1, controller="mpi", space="5paces", mapping=mapping)
+    slot = every_slot[rank]
+    return Assignment(slot, "", "", 1, controller="mpi", space="5paces", mapping=mapping)
 
 
 def test_a_start_on_one_host_looks_up_no_values() -> None:
     sent: list[Fence | Lookup] = []
-    pmi = Pmi(1, assignment("a", "a"), sent.append)
+    pmi = Pmi(assignment("a", "a", rank=1), sent.append)
     # The requests of MPICH 5.0.2, byte for byte, one of them split as a socket may split it. The
     # answer to init waits for all ranks: inside MPICH a waiting rank keeps its core busy.
     assert pmi.feed(b"cmd=init pmi_version=1 pmi_subversion=1\n") == b""
@@ -65,7 +65,7 @@ def test_a_start_on_one_host_looks_up_no_values() -> None:
 
 def test_values_of_other_ranks_are_looked_up_on_demand_and_once_per_fence() -> None:
     sent: list[Fence | Lookup] = []
-    pmi = Pmi(0, assignment("a", "b"), sent.append)
+    pmi = Pmi(assignment("a", "b"), sent.append)
     assert pmi.feed(b"cmd=put kvsname=5paces key=c0 value=one=1\n") == (
         b"cmd=put_result rc=0 msg=success\n"
     )
@@ -95,7 +95,7 @@ def test_values_of_other_ranks_are_looked_up_on_demand_and_once_per_fence() -> N
 )
 def test_requests_that_are_not_pmi_are_refused(request_: bytes, told: str) -> None:
     with pytest.raises(ValueError, match=told):
-        Pmi(0, assignment("a"), lambda _: None).feed(request_)
+        Pmi(assignment("a"), lambda _: None).feed(request_)
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=30))
@@ -140,7 +140,7 @@ def test_shared_memory_segments_are_named_like_mpichs() -> None:
 )
 def test_any_request_of_a_worker_is_answered_or_refused(pieces: list[bytes]) -> None:
     sent: list[Fence | Lookup] = []
-    pmi = Pmi(0, assignment("a", "b"), sent.append)
+    pmi = Pmi(assignment("a", "b"), sent.append)
     with contextlib.suppress(ValueError):
         for piece in pieces:
             answer = pmi.feed(piece)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 
 from horovod_runner.results.run import Run
 from horovod_runner.sinks.progress import Progress
 from horovod_runner.wire.events import Report
 from horovod_runner.wire.measurements import Profile
+from tests.stand_ins import SetClock
 
 
 @pytest.fixture
@@ -38,8 +37,8 @@ def test_total_steps_is_the_end_of_the_bar_until_a_report_changes_it(
 
 
 def test_a_line_says_how_long_the_rest_will_take(capsys: pytest.CaptureFixture[str]) -> None:
-    clock = SimpleNamespace(now=1000.0)
-    lines = Progress(width=lambda: 0, line_seconds=0, clock=lambda: clock.now)
+    clock = SetClock(1000.0)
+    lines = Progress(width=lambda: 0, line_seconds=0, clock=clock)
     for seconds, step in ((0, 100), (10, 120), (20, 460)):
         clock.now = 1000.0 + seconds
         lines.reports([Report(0, {}, step=step, total_steps=460)])
@@ -53,9 +52,9 @@ def test_a_line_says_how_long_the_rest_will_take(capsys: pytest.CaptureFixture[s
 def test_a_line_comes_every_ten_seconds_and_at_the_end(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    clock = SimpleNamespace(now=1000.0)
+    clock = SetClock(1000.0)
     for status, last in (("finished", "step 4/4"), ("failed", "step 3/4")):
-        lines = Progress(width=lambda: 0, clock=lambda: clock.now)
+        lines = Progress(width=lambda: 0, clock=clock)
         for seconds, step in ((0, 0), (9, 1), (10, 2), (11, 3)):
             clock.now = 1000.0 + seconds
             lines.reports([Report(0, {}, step=step, total_steps=4)])
@@ -108,8 +107,8 @@ def test_what_rank_0_waits_for_is_shown_where_it_is_much(
 def test_the_pause_of_a_restart_does_not_count_as_training(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    clock = SimpleNamespace(now=0.0)
-    lines = Progress(width=lambda: 0, line_seconds=0, clock=lambda: clock.now)
+    clock = SetClock()
+    lines = Progress(width=lambda: 0, line_seconds=0, clock=clock)
     for attempt, began in ((1, 1000.0), (2, 2000.0)):
         lines.attempt(attempt)
         for seconds, step in ((0, 100), (10, 150)):

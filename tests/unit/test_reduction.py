@@ -28,18 +28,21 @@ def variable(name: str) -> Any:
     return SimpleNamespace(name=name, path=name)
 
 
-def test_without_groups_each_gradient_is_reduced_separately() -> None:
-    assert Reduction("average", PLAIN).partition(KEYS) is None
-
-
-def test_a_number_of_groups_splits_the_gradients_in_order() -> None:
-    reduction = Reduction("average", PLAIN, groups=2)
-    assert reduction.partition(KEYS) == ((0, 1, 2), (3, 4))
-
-
-def test_gradients_that_no_listed_group_has_are_groups_of_their_own() -> None:
-    groups = groups_of([[variable("e"), variable("b")], [variable("x")]], lambda v: v.name)
-    assert Reduction("average", PLAIN, groups=groups).partition(KEYS) == ((0,), (1, 4), (2,), (3,))
+@pytest.mark.parametrize(
+    ("groups", "expected"),
+    [
+        pytest.param(None, None, id="each alone"),
+        pytest.param(2, ((0, 1, 2), (3, 4)), id="a number"),
+        pytest.param(
+            [[variable("e"), variable("b")], [variable("x")]],
+            ((0,), (1, 4), (2,), (3,)),
+            id="lists",
+        ),
+    ],
+)
+def test_gradients_are_split_into_groups(groups: Any, expected: Any) -> None:
+    reduction = Reduction("average", PLAIN, groups=groups_of(groups, lambda v: v.name))
+    assert reduction.partition(KEYS) == expected
 
 
 def test_groups_are_split_by_type() -> None:

@@ -17,6 +17,7 @@ import warnings
 from html import escape, unescape
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -43,10 +44,6 @@ ALL = (
     *("verdict", "metrics", "ranks", "stragglers", "time", "hosts", "lines", "failures"),
     *("checkpoints", "logs", "software", "parameters"),
 )
-
-
-def view(run: Run) -> View:
-    return View(run, run.status, "", run.timings.end or 0.0)
 
 
 def test_numbers_have_their_units() -> None:
@@ -214,7 +211,7 @@ def test_time_blocked_in_collectives_is_divided_by_how_long_the_rank_waited() ->
             blocked = {"blocked": begun * 10 / 1e6}
             row = Profile(rank, 100.0 + second, 1.0, {"optimizer": 10}, blocked, arrivals=arrivals)
             run.profile.add(row, 100.0 + second)
-    shown = view(run)
+    shown = View(run, run.status, "", 0.0)
     assert shown.spent(0, {"blocked": 0.8}) == pytest.approx(
         {"data": 0, "waiting": 0.4, "moving": 0.4, "report": 0, "checkpoint": 0}
     )
@@ -317,14 +314,6 @@ def test_the_page_of_a_thousand_ranks_is_small() -> None:
     assert "rank 617 · worker-154 (the verdict names it)" in written
 
 
-def entry(run_id: str, pid: int, born: str, host: str | None = None) -> None:
-    """List a run, as its driver does."""
-    found = registry.Entry(run_id, "train", 1, "local", host or socket.gethostname(), pid, born, 1)
-    path = registry.folder() / f"{run_id}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(registry.msgspec.json.encode(found))
-
-
 def test_an_empty_id_means_no_run() -> None:
     keep(Run("1234abcd", 1))
     with pytest.raises(HorovodRunnerError, match=r"no run with an empty id .* latest: 1234abcd"):
@@ -339,12 +328,16 @@ def test_a_record_without_a_driver_is_lost() -> None:
     assert registry.status_now(run) == "running"  # of this process
     assert registry.status_now(loaded) == "lost"
     assert "no driver of it runs on this machine any more" in page(loaded)
-    for driver, status in (
-        ((os.getpid(), registry.born(os.getpid())), "running"),
-        ((os.getpid(), "before"), "lost"),  # the id of a process that has ended
-        ((1, "", "elsewhere"), "running"),
+    here, me = socket.gethostname(), os.getpid()
+    registry.folder().mkdir()
+    for host, pid, born, status in (
+        (here, me, registry.born(me), "running"),
+        (here, me, "before", "lost"),  # the id of a process that has ended
+        ("elsewhere", 1, "", "running"),
     ):
-        entry(run.run_id, *driver)
+        entry = registry.Entry(run.run_id, "train", 1, "local", host, pid, born, 1)
+        path = registry.folder() / f"{run.run_id}.json"
+        path.write_bytes(msgspec.json.encode(entry))
         assert registry.status_now(loaded) == status
     run.status = "failed"
     keep(run)

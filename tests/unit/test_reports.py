@@ -6,6 +6,7 @@ import math
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from decimal import Decimal
 from typing import Any
 
@@ -23,18 +24,12 @@ class Pipe:
 
     def __init__(self) -> None:
         self.read, self.write = os.pipe()
+        os.set_blocking(self.read, False)
 
     def drain(self) -> list[events.Report]:
-        os.set_blocking(self.read, False)
         data = b""
-        while True:
-            try:
-                piece = os.read(self.read, 1 << 20)
-            except BlockingIOError:
-                piece = b""
-            if not piece:
-                break
-            data += piece
+        with suppress(BlockingIOError):  # it is empty
+            data = os.read(self.read, 1 << 20)  # more than a pipe holds
         reports = messages.decode_batch(data)
         assert all(isinstance(report, events.Report) for report in reports)
         return reports  # type: ignore[return-value]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Sequence
 from copy import deepcopy
@@ -52,19 +53,8 @@ def shown(run: Run) -> list[object]:
     names = ("status", "attempts", "ranks", "controller", "timings", "logs", "traces", "warnings")
     known = [getattr(run, name) for name in (*names, "result_text")]
     known += [run.metrics.to_pylist(), [each.position for each in run._metrics.ranks.values()]]
-    known += [run.profile.columns(), run.profile.machine_columns(), run.profile.lines(0)]
+    known.append(run.profile.saved())
     return deepcopy([*known, [(each.folder, each.marker) for each in run.checkpoints]])
-
-
-class Clock:
-    """A second passes with each look."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        self.now += 1.0
-        return self.now
 
 
 @pytest.fixture
@@ -77,7 +67,8 @@ def test_what_is_read_is_what_was_known_at_each_moment(
     path: Path, options: dict[str, float]
 ) -> None:
     run = Run("1a2b", 2)
-    log = RunLog(run, path, clock=Clock(), **options)  # type: ignore[arg-type]
+    seconds = itertools.count(100.0).__next__  # a second passes with each look
+    log = RunLog(run, path, clock=seconds, **options)  # type: ignore[arg-type]
     log.flush()
     reader = LogReader(path)
     for some in HAPPENED:

@@ -35,13 +35,6 @@ def look(sampler: Sampler) -> None:
     looked.acquire()
 
 
-def test_the_sampler_sees_the_line_that_the_main_thread_executes() -> None:
-    sampler = Sampler()
-    look(sampler)
-    (stack,) = sampler.stacks()
-    assert any(function.endswith("executes") and file == __file__ for file, function, _ in stack)
-
-
 def test_calls_around_the_training_are_left_out() -> None:
     sampler = Sampler(sys._getframe().f_code)
     look(sampler)

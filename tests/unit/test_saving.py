@@ -58,10 +58,20 @@ def test_a_checkpoint_written_late_has_the_state_at_the_time_of_the_call(
     assert all((each.load()["x"] == each.step).all() for each in saved)
 
 
-@pytest.mark.parametrize("step", [-1, -100])
-def test_a_negative_step_is_refused(saver: Saver, folder: LocalFolder, step: int) -> None:
-    with pytest.raises(ValueError, match=rf"^step .* {step}$"):
-        saver.save(b"state", step, None)
+@pytest.mark.parametrize(
+    ("step", "metrics", "refused"),
+    [
+        (-1, None, pytest.raises(ValueError, match=r"^step .* -1$")),
+        (1, {0: 1.0}, pytest.raises(TypeError, match=r"^a metric's name .*int \(0\)")),
+        (1, {"loss": "low"}, pytest.raises(TypeError, match=r"^the metric 'loss' .*str\.")),
+        (1, 0.5, pytest.raises(TypeError, match=r"^metrics .*float")),
+    ],
+)
+def test_a_step_or_metrics_that_a_marker_cannot_hold_are_refused(
+    saver: Saver, folder: LocalFolder, step: int, metrics: Any, refused: Any
+) -> None:
+    with refused:
+        saver.save(b"state", step, metrics)
     saver.save(b"state", 0, None)
     saver.close()
     assert [marker.step for marker in checkpoint.find_complete(folder)] == [0]

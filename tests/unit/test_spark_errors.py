@@ -57,7 +57,9 @@ def test_a_cancelled_job_is_no_failure(text: str, kind: type[Exception]) -> None
         (
             "Total size of serialized results of 2 tasks (2.9 GiB) is bigger than "
             "spark.driver.maxResultSize (1024.0 MiB)",
-            "takes 2.9 GiB, and spark.driver.maxResultSize allows 1024.0 MiB",
+            "takes 2.9 GiB, and spark.driver.maxResultSize allows 1024.0 MiB. Write what is large "
+            "inside main (save_checkpoint, or a file that all hosts share) and return its path; or "
+            "start the session with a larger spark.driver.maxResultSize",
         ),
         (
             "CLIENT: Sent message larger than max (140010589 vs. 134217728)",

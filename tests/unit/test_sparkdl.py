@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests import programs
 
 
 def run(code: str, folder: Path) -> str:
     """Return what the code prints in a new process."""
-    command = [sys.executable, "-c", textwrap.dedent(code)]
-    env = {"PYTHONPATH": f"{folder}:{ROOT}", "PATH": ""}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+    env = {"PYTHONPATH": f"{folder}:{programs.ROOT}", "PATH": ""}
+    done = programs.run_python(code, env=env)
     return done.stdout + done.stderr
 
 

@@ -86,12 +86,15 @@ def test_hosts_use_the_first_network_that_all_have() -> None:
     assert address_towards(ranks[0], participant(5, "a")) == "127.0.0.1"
 
 
-def test_on_routed_networks_hosts_use_their_default_route() -> None:
-    ranks = [
-        participant(0, "a", interfaces=(Interface("e", "10.1.0.1", ETHERNET),), default="10.1.0.1"),
-        participant(1, "b", interfaces=(Interface("e", "10.2.0.1", ETHERNET),), default="10.2.0.1"),
-    ]
-    assert [t.slot.address for t in choose_trainers(ranks)] == ["10.1.0.1", "10.2.0.1"]
+def test_on_routed_networks_hosts_use_their_default_route_and_without_one_are_listed() -> None:
+    def on_network(rank: int, default: str) -> Participant:
+        interface = Interface("e", f"10.{rank}.0.1", ETHERNET)
+        return participant(rank, "ab"[rank], interfaces=(interface,), default=default)
+
+    routed = [on_network(0, "10.0.0.1"), on_network(1, "10.1.0.1")]
+    assert [t.slot.address for t in choose_trainers(routed)] == ["10.0.0.1", "10.1.0.1"]
+    with pytest.raises(LaunchError, match=r" 2 hosts .*10.0.0.1.*10.1.0.1.*HOROVOD_GLOO_IFACE"):
+        choose_trainers([on_network(0, ""), on_network(1, "")])
 
 
 def test_the_interface_that_the_user_chose_is_used_and_must_exist() -> None:
@@ -103,15 +106,6 @@ def test_the_interface_that_the_user_chose_is_used_and_must_exist() -> None:
     assert {t.slot.interface for t in choose_trainers(ranks)} == {"ib0"}
     ranks[1] = participant(1, "b", chosen="ib0")
     with pytest.raises(LaunchError, match=r"HOROVOD_GLOO_IFACE=ib0 .*host-b.*eth0"):
-        choose_trainers(ranks)
-
-
-def test_the_error_without_a_common_network_lists_the_interfaces() -> None:
-    ranks = [
-        participant(0, "a", interfaces=(Interface("eth0", "10.1.0.1", ETHERNET),)),
-        participant(1, "b", interfaces=(Interface("eth0", "10.2.0.1", ETHERNET),)),
-    ]
-    with pytest.raises(LaunchError, match=r" 2 hosts .*10.1.0.1.*10.2.0.1.*HOROVOD_GLOO_IFACE"):
         choose_trainers(ranks)
 
 

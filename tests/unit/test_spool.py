@@ -34,9 +34,8 @@ def test_a_small_item_does_not_overtake_items_on_disk() -> None:
     items = [bytes([number]) * 5 for number in range(6)]
     for item in items:
         spool.put(item)
-    assert [spool.get() for _ in range(3)] == items[
-        :3
-    ]  # two were read back into memory, one of them taken
+    # Two are read back into memory, and one of them is taken.
+    assert [spool.get() for _ in range(3)] == items[:3]
     spool.put(b"last")
     assert [spool.get() for _ in range(4)] == [*items[3:], b"last"]
     spool.close()

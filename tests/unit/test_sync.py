@@ -39,18 +39,13 @@ def test_only_rank_0_sends_names() -> None:
     assert (first.epoch, second.rank) == (4, 1)
 
 
-def test_variables_are_named_by_their_path_or_their_index() -> None:
-    weights = hash_weights([Variable("dense/kernel", np.zeros(2)), np.zeros(2)], 0, None)
-    assert weights.names == ["dense/kernel", "1"]
-    assert weights.digests[0] == weights.digests[1]
-
-
-def test_models_and_lists_may_be_nested() -> None:
+def test_nested_weights_are_named_by_their_path_or_their_index() -> None:
     class Model:
         trainable_variables = (Variable("dense/kernel", np.zeros(2)),)
 
-    weights = hash_weights({"g": Model(), "d": [np.ones(1), np.ones(2)], "c": np.zeros(2)}, 0, None)
-    assert weights.names == ["g/dense/kernel", "d/0", "d/1", "c"]
+    listed = [Variable("bias", np.ones(1)), np.ones(2)]
+    weights = hash_weights({"g": Model(), "d": listed, "c": np.zeros(2)}, 0, None)
+    assert weights.names == ["g/dense/kernel", "d/bias", "d/1", "c"]
     assert weights.digests[0] == weights.digests[3]
 
 

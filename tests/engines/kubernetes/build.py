@@ -11,11 +11,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.engines import EngineError
+from tests.engines import CACHE, EngineError
 from tests.engines.versions import KUBERNETES
 from tests.programs import run
 
-CACHE = Path.home() / ".cache" / "horovod_runner" / "engines"
 PROGRAMS = (
     "kube-apiserver",
     "kube-controller-manager",

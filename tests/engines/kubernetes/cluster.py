@@ -16,8 +16,9 @@ from typing import Any
 
 import psutil
 
-from tests.engines.kubernetes.build import CACHE, binaries
-from tests.engines.kubernetes.daemons import CGROUP, NEEDS_NETWORK, READY
+from tests.engines import CACHE
+from tests.engines.kubernetes.build import binaries
+from tests.engines.kubernetes.daemons import CGROUP, NEEDS_NETWORK, READY, load_image, run
 from tests.engines.kubernetes.image import write_image
 from tests.engines.kubernetes.network import CLUSTER, INTERFACE, MACHINE, NODES, SERVICES, pods_of
 
@@ -105,13 +106,13 @@ class Cluster:
     def _connect(self, pid: int) -> None:
         """Lay a cable between this machine and the cluster's network; it ends with the cluster."""
         with suppress(RuntimeError):  # the kernel removes the last one's in its own time
-            _run("ip", "link", "delete", INTERFACE)
+            run("ip", "link", "delete", INTERFACE)
         ends = ["type", "veth", "peer", "name", "eth0", "netns", str(pid)]
-        _run("ip", "link", "add", INTERFACE, *ends)
-        _run("ip", "address", "add", f"{MACHINE}/24", "dev", INTERFACE)
-        _run("ip", "link", "set", INTERFACE, "up")
+        run("ip", "link", "add", INTERFACE, *ends)
+        run("ip", "address", "add", f"{MACHINE}/24", "dev", INTERFACE)
+        run("ip", "link", "set", INTERFACE, "up")
         for subnet in (SERVICES, *map(pods_of, NODES)):
-            _run("ip", "route", "add", subnet, "via", CLUSTER)
+            run("ip", "route", "add", subnet, "via", CLUSTER)
 
     def _write_pause(self) -> None:
         root = self.folder / "pause"
@@ -125,7 +126,7 @@ class Cluster:
         Raises:
             RuntimeError: it failed; has its message.
         """
-        return _run(*self.kubectl_line, *words, given=given)
+        return run(*self.kubectl_line, *words, given=given)
 
     @property
     def kubectl_line(self) -> list[str]:
@@ -140,8 +141,7 @@ class Cluster:
     def load(self, archive: Path, nodes: Iterable[str] = NODES) -> None:
         """Give an image to nodes, as a registry would."""
         for node in nodes:
-            socket = f"{self.folder}/{node}/containerd.sock"
-            _run("ctr", "-a", socket, "-n", "k8s.io", "images", "import", str(archive))
+            load_image(f"{self.folder}/{node}/containerd.sock", archive)
 
     def kubelet(self, node: str) -> psutil.Process:
         """A node's kubelet."""
@@ -218,10 +218,3 @@ def _kill(group: Path) -> None:
         for pid in (Path(path) / "cgroup.procs").read_text().split():
             with suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
-
-
-def _run(*command: str, given: str | None = None) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, input=given)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
-    return done.stdout

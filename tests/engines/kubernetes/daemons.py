@@ -72,22 +72,22 @@ class Daemons:
         """Keep from the machine what daemons write outside of their folder."""
         for path in _OWN:
             Path(path).mkdir(parents=True, exist_ok=True)
-            _run("mount", "-t", "tmpfs", "tmpfs", path)
+            run("mount", "-t", "tmpfs", "tmpfs", path)
         for name, value in _KERNEL.items():
             path = self._folder / name.replace("/", ".")
             path.write_text(f"{value}\n")
-            _run("mount", "--bind", str(path), f"/proc/sys/{name}")
+            run("mount", "--bind", str(path), f"/proc/sys/{name}")
 
     def _connect(self) -> None:
-        _run("ip", "link", "set", "lo", "up")
-        _run("ip", "address", "add", f"{CLUSTER}/24", "dev", "eth0")
-        _run("ip", "link", "set", "eth0", "up")
-        _run("ip", "route", "add", "default", "via", MACHINE)
+        run("ip", "link", "set", "lo", "up")
+        run("ip", "address", "add", f"{CLUSTER}/24", "dev", "eth0")
+        run("ip", "link", "set", "eth0", "up")
+        run("ip", "route", "add", "default", "via", MACHINE)
         Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
 
     def _certify(self) -> None:
         pki = self._folder / "pki"
-        _run("openssl", "genrsa", "-out", f"{pki}/accounts.key", "2048")
+        run("openssl", "genrsa", "-out", f"{pki}/accounts.key", "2048")
         self._certificate("ca", "/CN=horovod_runner-tests", "keyUsage=critical,keyCertSign")
         names = ("localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc")
         listed = [f"DNS:{name}" for name in names]
@@ -104,7 +104,7 @@ class Daemons:
         command += ["-subj", subject, "-addext", extension]
         if name != "ca":
             command += ["-CA", f"{pki}/ca.crt", "-CAkey", f"{pki}/ca.key"]
-        _run(*command)
+        run(*command)
 
     def _user(self, name: str, subject: str) -> None:
         """A client's certificate, and the file by which it connects."""
@@ -237,16 +237,7 @@ class Daemons:
         self._start("containerd", f"--config={data}/containerd.toml", name=f"containerd-{node}")
         self._until(lambda: _works("ctr", "-a", socket, "version"), f"containerd of {node}")
         for archive in self._folder.glob("*.tar"):
-            _run(
-                "ctr",
-                "--address",
-                socket,
-                "--namespace",
-                "k8s.io",
-                "images",
-                "import",
-                str(archive),
-            )
+            load_image(socket, archive)
         for group in _control_groups(node):
             group.mkdir(parents=True, exist_ok=True)
         number = NODES.index(node)
@@ -300,7 +291,7 @@ class Daemons:
         return [str(self._bin / "kubectl"), f"--kubeconfig={self._folder}/admin.conf", *words]
 
     def _kubectl(self, *words: str) -> str:
-        return _run(*self._kubectl_line(*words))
+        return run(*self._kubectl_line(*words))
 
     def _until_it_works(self, *words: str) -> None:
         self._until(lambda: _works(*self._kubectl_line(*words)), f"kubectl {' '.join(words)}")
@@ -345,8 +336,14 @@ def _control_groups(node: str) -> list[Path]:
     return [folder / CGROUP / node for folder in root.iterdir() if folder.is_dir()]
 
 
-def _run(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def load_image(socket: str, archive: Path) -> None:
+    """Give an image to a node, by the socket of its containerd."""
+    run("ctr", "--address", socket, "--namespace", "k8s.io", "images", "import", str(archive))
+
+
+def run(*command: str, given: str | None = None) -> str:
+    """Run a command; returns its output. Raises RuntimeError, with its message, where it fails."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False, input=given)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
     return done.stdout

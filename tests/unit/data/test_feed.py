@@ -230,14 +230,6 @@ def test_transform_runs_in_the_thread_that_prepares_batches(shard: Shard) -> Non
     assert threads == {"horovod_runner-feed"}
 
 
-def test_an_error_of_transform_is_raised_in_the_loop(shard: Shard) -> None:
-    def fail(batch: dict[str, Any]) -> Any:
-        raise KeyError("no such thing")
-
-    with pytest.raises(KeyError, match="no such thing"):
-        list(shard.batches(50, ["label"], transform=fail))
-
-
 @pytest.mark.parametrize(
     ("columns", "options", "numbers"),
     [
@@ -304,11 +296,6 @@ def test_files_that_look_alike_are_other_datasets(tmp_path: Path) -> None:
         reader = parquet(str(tmp_path / name)).prepare(name, None)
         (batch,) = Shard(name, reader).batches(1)
         assert batch["n"].tolist() == [value]
-
-
-def test_a_dataset_without_rows_is_refused() -> None:
-    with pytest.raises(DataError, match=r"train: .*no rows"):
-        shard_of(TABLE[:0])
 
 
 def test_padding_has_the_weight_0(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -464,13 +451,6 @@ def test_an_iteration_that_is_left_early_is_an_epoch_of_feeds_made_anew(shard: S
     firsts = [next(iter(shard.batches(10, ["label"], shuffle=True)))["label"] for _ in range(3)]
     assert len({first.tobytes() for first in firsts}) == 3
     assert shard.batches(10, ["label"], shuffle=True).state_dict()["epoch"] == 3
-
-
-def test_feeds_that_are_made_together_have_the_same_order(shard: Shard) -> None:
-    for _ in range(2):
-        pair = [shard.batches(10, ["label"], shuffle=True) for _ in range(2)]
-        for first, second in zip(*pair, strict=True):
-            assert first["label"].tolist() == second["label"].tolist()
 
 
 def test_a_feed_that_lags_behind_another_turns_no_epochs_back(shard: Shard) -> None:

@@ -8,7 +8,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from types import SimpleNamespace
 
 import pytest
 
@@ -102,16 +102,11 @@ def test_existing_files_count_against_the_limit(tmp_path: Path) -> None:
             check_room(folder.path, 600_000)
 
 
-class Disk(NamedTuple):
-    total: int
-    used: int
-    free: int
-
-
 def test_some_of_the_disk_stays_free_unless_there_is_a_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: Disk(100 << 30, 97 << 30, 3 << 30))
+    disk = SimpleNamespace(total=100 << 30, free=3 << 30)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: disk)
     with RunFolder("run", tmp_path) as folder:
         check_room(folder.path, (2 << 30) - 1)
         with pytest.raises(DataError, match=r" 2,147,483,649 .* 2,147,483,648 .*TMPDIR"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import multiprocessing
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from PIL import Image as Pillow
 from horovod_runner.data import Image, Shard
 from horovod_runner.data.pack import images
 from horovod_runner.errors import DataError
+from tests.pictures import encoded
 from tests.shards import shard_of
 
 
@@ -24,12 +24,6 @@ def gradient(height: int, width: int, blue: int = 0) -> Any:
     pixels[..., 1] = np.linspace(0, 200, height).astype(np.uint8)[:, None]
     pixels[..., 2] = blue
     return pixels
-
-
-def encoded(array: Any, form: str = "PNG", **options: Any) -> bytes:
-    stream = io.BytesIO()
-    Pillow.fromarray(array).save(stream, form, **options)
-    return stream.getvalue()
 
 
 @pytest.fixture(params=["simplejpeg", "Pillow alone"])

@@ -155,11 +155,6 @@ def test_a_rank_whose_part_is_empty_gets_one_row() -> None:
     assert full.take(0, 0, 9, 2, 3).shape == (5, 1)
 
 
-def test_a_step_after_the_epoch_is_refused() -> None:
-    with pytest.raises(IndexError, match=r"step 3 .* 3 steps"):
-        Order(10, 4).take(0, 3, 1, 0, 1)
-
-
 @given(st.integers(1, 5000), st.binary(max_size=8))
 def test_a_permutation_maps_each_number_once(count: int, key: bytes) -> None:
     permuted = permute(np.arange(count), count, key)

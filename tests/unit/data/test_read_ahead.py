@@ -18,6 +18,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has 
 
 ROWS = 40_000
 _PART = 1 << 17
+Ranges = dict[str, list[tuple[int, int]]]  # of bytes, by file name
 
 
 @pytest.fixture
@@ -31,8 +32,8 @@ def files(tmp_path: Path) -> list[MatrixFile]:
 
 
 @pytest.fixture
-def requested(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[tuple[int, int]]]:
-    """The ranges requested from the system, by file name; no page is cached."""
+def requested(monkeypatch: pytest.MonkeyPatch) -> Ranges:
+    """The ranges requested from the system; no page is cached."""
     ranges = defaultdict(list)
 
     def advise(file: int, start: int, length: int, advice: int) -> None:
@@ -49,7 +50,7 @@ def requested(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[tuple[int, int]
 
 
 def test_each_part_of_a_matrix_that_fits_into_memory_is_requested_once(
-    files: list[MatrixFile], requested: dict[str, list[tuple[int, int]]]
+    files: list[MatrixFile], requested: Ranges
 ) -> None:
     ahead = ReadAhead(files, 1 << 30)
     ahead.request(np.array([ROWS - 1]))
@@ -63,7 +64,7 @@ def test_each_part_of_a_matrix_that_fits_into_memory_is_requested_once(
 
 
 def test_of_a_matrix_larger_than_memory_only_wanted_rows_are_requested(
-    files: list[MatrixFile], requested: dict[str, list[tuple[int, int]]]
+    files: list[MatrixFile], requested: Ranges
 ) -> None:
     ahead = ReadAhead(files, 10 << 20)  # the first two fit
     rows = np.array([ROWS - 1, 0, 1, 20_000, 2])
@@ -80,9 +81,7 @@ def test_of_a_matrix_larger_than_memory_only_wanted_rows_are_requested(
     assert set(requested) == {"3000"}
 
 
-def test_rows_larger_than_a_part_are_requested_whole(
-    tmp_path: Path, requested: dict[str, list[tuple[int, int]]]
-) -> None:
+def test_rows_larger_than_a_part_are_requested_whole(tmp_path: Path, requested: Ranges) -> None:
     path, size = tmp_path / "wide", 5 * _PART
     path.touch()
     ReadAhead([MatrixFile(path, 10, size)], 1 << 30).request(np.array([7, 3]))

@@ -15,10 +15,6 @@ from horovod_runner.data.feed.rows_once import RowsOnce
 from tests.shards import as_rank, shard_of
 
 
-def table(rows: int) -> Any:
-    return pa.table({"label": np.arange(rows)})
-
-
 @given(
     rows=st.integers(1, 60),
     size=st.integers(1, 5),
@@ -31,7 +27,7 @@ def test_every_row_comes_once_with_the_weight_1(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(feeds, "_CHUNK_BYTES", chunk)  # no option: users have no use for it
-        shard = shard_of(table(rows))
+        shard = shard_of(pa.table({"label": np.arange(rows)}))
         seen: list[int] = []
         for rank in range(size):
             as_rank(patch, rank, size)

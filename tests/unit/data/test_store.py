@@ -48,7 +48,7 @@ class Parts:
             for a, n in zip(starts, units, strict=False)
         ]
         names = list(self.readers[0].columns)
-        self.layout = Layout(self.readers[0].settle(names), units, "print")
+        self.layout = Layout(self.readers[0].settle(names), units)
 
     def __call__(self, unit: int) -> Iterator[Chunk]:
         return self.readers[unit].chunks(0, self.layout)
