@@ -10,7 +10,6 @@
 #   make fuzz     the fire at a run's sockets, thirty times as long
 #   make oracle N=1000 SEED=1   random small trainings, judged against one process
 #   make wheels   Horovod's wheels of wheels/table.toml: for hours; ROWS=3.13-torch-cpu for one
-#   make mutants  which test notices which of some breakages of the package: for hours
 #   make mutation how many small changes, drawn by a seed, the tests notice: after make coverage
 
 # The two dependency legs; the first is the one to work in. CONTRIBUTING.md says what each is for.
@@ -86,7 +85,7 @@ CPU_BUILD := $(if $(wildcard /dev/nvidia0),,--cpu)
 HOROVOD_BUILD := horovod_runner/tools/horovod_build/source.py \
 	$(wildcard horovod_runner/tools/horovod_build/patches/*.patch horovod_runner/tools/horovod_build/overlay/*/*/*)
 
-.PHONY: demo test test-all test-quick test-engines test-docker test-tables test-yarn test-kubernetes packages-quick environments test-main test-petastorm test-petastorm-beside coverage fuzz mutants mutation oracle wheels packages docs notebooks check lint fast format bench clean
+.PHONY: demo test test-all test-quick test-engines test-docker test-tables test-yarn test-kubernetes packages-quick environments test-main test-petastorm test-petastorm-beside coverage fuzz mutation oracle wheels packages docs notebooks check lint fast format bench clean
 
 # A checkout that is set up for the tests has all that the demo takes.
 demo: $(firstword $(wildcard $(MAIN)/.ready) $(MAIN)/.demo)
@@ -191,9 +190,6 @@ fuzz: $(MAIN)/.ready
 mutation: $(MAIN)/.ready
 	$(call with_java,$(MAIN)) $(MAIN)/bin/python -m tests.mutation.run --seed $(or $(SEED),1) \
 		--count $(or $(COUNT),160) --seconds $(or $(SECONDS),150) $(if $(ROOMS),--rooms $(ROOMS))
-
-mutants: $(MAIN)/.ready
-	$(call with_java,$(MAIN)) $(MAIN)/bin/python -m tests.mutants.run
 
 oracle: $(MAIN)/.ready
 	$(MAIN)/bin/python -m tests.oracle.run $(or $(N),100) --seed $(or $(SEED),1)

@@ -106,7 +106,7 @@ def main() -> int:
     original, recorded = map(Path, sys.argv[1:3])
     most = float(sys.argv[3])
     changed = changed_lines(Path.cwd(), original)
-    known = read(recorded, [], {file for file, _ in changed})
+    known = read(recorded, {file for file, _ in changed})
     covering: list[Test] = []
     functions = [*with_functions(original, changed)]
     for lines in functions:

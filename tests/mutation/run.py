@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import random
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -30,8 +31,6 @@ from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
 from cosmic_ray.work_db import WorkDB, use_db
 from cosmic_ray.work_item import MutationSpec, WorkItem
-
-from tests.mutants.run import copy
 
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
@@ -187,6 +186,23 @@ def draw_from(lines: Mapping[Path, int], seed: str, count: int) -> list[Change]:
         if sum(each.place not in equal for each in found.values()) == count:
             break
     return list(found.values())
+
+
+def copy(tree: Path, folder: Path) -> None:
+    """Copy what git knows of a checkout, and link its environments."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=tree,
+        capture_output=True,
+        check=True,
+    )
+    for name in filter(None, listed.stdout.decode().split("\0")):
+        source, target = tree / name, folder / name
+        if source.is_file():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, target)
+    for environment in tree.glob(".venv*"):
+        (folder / environment.name).symlink_to(environment)
 
 
 def try_share(changes: Sequence[Change], folder: Path, test: str, session: Path) -> None:

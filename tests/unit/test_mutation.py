@@ -89,7 +89,7 @@ def test_tests_that_share_a_run_come_after_the_first_of_them(
         Path(name).write_text(SHARING)
     lines = frozenset({("room/least.py", 6)})
     cheap, dear, looks, slow, other, apart = (
-        Test(name, seconds, lines, frozenset())
+        Test(name, seconds, lines)
         for name, seconds in (
             ("tests/unit/test_c.py", 1.0),
             ("test_a.py::test_dear", 9.0),
