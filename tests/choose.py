@@ -84,7 +84,7 @@ def main() -> None:
     lines, all_lines = lines_of(chosen), lines_of(tests.values())
     print(f"{len(chosen)} of {len(tests)} tests, {sum(each.seconds for each in chosen):.0f} s")
     print(f"{len(lines)} of {len(all_lines)} lines, {len(lines) / len(all_lines):.1%}")
-    print("\nFor nothing:")
+    print("\nAdds no line:")
     for test in chosen:
         others = lines_of(each for each in chosen if each is not test)
         if not in_quick(test.name, stories) and test.lines <= others:

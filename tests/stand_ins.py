@@ -64,7 +64,7 @@ class LaunchedError(Exception):
 
 
 def refuse_launches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let HorovodRunner.run raise LaunchedError: a mistake is to be told before, by another."""
+    """Let HorovodRunner.run raise LaunchedError: the mistake has to be found before the launch."""
 
     def run(*args: Any, **options: Any) -> Any:
         raise LaunchedError

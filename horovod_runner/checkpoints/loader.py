@@ -157,7 +157,7 @@ class _Loading:
         ranks = self.ranks
         if self.rank == 0:
             intact = self._latest_intact(markers, cleanup)
-            if ranks is not ALONE:  # it would read the file once more
+            if ranks is not ALONE:  # nobody else waits for the file
                 index = len(markers) if intact is None else markers.index(intact[1])
                 ranks.broadcast(index.to_bytes(8, "little"), 8)
                 if intact is not None and intact[0] is not None:

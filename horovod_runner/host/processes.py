@@ -77,8 +77,8 @@ def use(pid: int) -> Use:
 def wait_for_end(processes: Iterable[psutil.Process], seconds: float) -> list[psutil.Process]:
     """Wait until processes have ended; returns those that still run after that time.
 
-    One that its parent has not reaped has ended. psutil's own wait fails where a process is reaped
-    at that moment, see https://github.com/giampaolo/psutil/issues/2715.
+    A zombie counts as ended. psutil's own wait may raise an OSError, of `pidfd_open`, for a process
+    that ends at that moment, see https://github.com/giampaolo/psutil/issues/2715.
     """
     deadline = time.monotonic() + seconds
     left = [process for process in processes if _runs(process)]

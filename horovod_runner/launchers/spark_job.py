@@ -272,10 +272,9 @@ class SparkMembers(MemberTasks):
         self._leaving = request.leaving
         self._over = threading.Event()
         self._collecting: set[int] = set()  # the seats with a job whose end is not reported
-        self._threads = [
-            _start_inheriting_thread(spark, self._keep, seat, task)
-            for seat, task in enumerate(tasks)
-        ]
+        self._threads: list[threading.Thread] = []
+        for seat, task in enumerate(tasks):
+            self._threads.append(_start_inheriting_thread(spark, self._keep, seat, task))
         if (conf_of(spark, "spark.decommission.enabled") or "").lower() == "true":
             start_thread("decommission", self._watch)
 

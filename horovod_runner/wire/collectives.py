@@ -82,7 +82,7 @@ class SmallCollectives:
         return np.asarray(self.sum_arrays(totals, "horovod_runner.evaluate"))
 
 
-#: Those of a rank that has no others.
+#: The collectives of a run with one rank: each returns what it gets.
 ALONE = SmallCollectives((0, 1), lambda array, _root, _name: array, lambda array, _name: array)
 
 

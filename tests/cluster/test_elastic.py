@@ -10,7 +10,7 @@ import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -25,9 +25,6 @@ from tests.cluster.standalone import Place, StandaloneCluster, executor
 from tests.cluster.test_cluster import Killing
 from tests.conftest import Ranks
 from tests.programs import run
-
-if TYPE_CHECKING:
-    pass
 
 pytestmark = [
     pytest.mark.spark,

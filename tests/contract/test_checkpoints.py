@@ -142,6 +142,45 @@ def test_after_a_failure_the_next_attempt_resumes_from_the_latest_checkpoint(
     assert "checkpoint of step 4" in stderr
 
 
+@pytest.mark.places("local")
+def test_of_two_runs_that_resume_in_one_folder_the_later_saves_and_the_earlier_says_so(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    signals = tmp_path / "signals"
+    signals.mkdir()
+
+    def main(name: str, wait: bool) -> int:
+        checkpoint = load_checkpoint()
+        first = 0 if checkpoint is None else checkpoint.step
+        save_checkpoint({"of": name}, first + 1)
+        if wait:
+            save_checkpoint({"of": name}, first + 2)  # the one before is complete then
+            (signals / "saved").touch()
+            while not (signals / "go").exists():
+                time.sleep(0.01)
+            save_checkpoint({"of": name}, first + 3)
+        return first
+
+    options: dict[str, Any] = {"checkpoint_dir": tmp_path / "folder", "resume": True}
+    earlier, later = ranks.runner(1, **options), ranks.runner(1, **options)
+    handle = earlier.start(main, name="earlier", wait=True)
+    while not (signals / "saved").exists():
+        assert not handle.done()
+        time.sleep(0.01)
+    while not handle.run.checkpoints:
+        time.sleep(0.01)
+    resumed_at = later.run(main, name="later", wait=False)
+    assert resumed_at in (1, 2)
+    (signals / "go").touch()
+    assert handle.result(60) == 0
+    (warning,) = earlier.last_run.warnings
+    assert f"run {later.last_run.run_id}, which host" in warning
+    assert later.last_run.warnings == []
+    assert [each.step for each in later.last_run.checkpoints][-1] == resumed_at + 1
+    assert later.last_run.latest_checkpoint.load() == {"of": "later"}
+    assert not list((tmp_path / "folder").glob("*-step-3-*")) or resumed_at == 2
+
+
 def test_a_rank_killed_while_writing_leaves_the_earlier_checkpoint(
     ranks: Ranks, tmp_path: Path
 ) -> None:

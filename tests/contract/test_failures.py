@@ -315,7 +315,7 @@ def test_an_exception_is_raised_though_rank_0_has_returned(ranks: Ranks, tmp_pat
         while not written.exists():
             time.sleep(0.01)  # a file offers no event
         with contextlib.suppress(psutil.NoSuchProcess):
-            wait_for_end([psutil.Process(int(written.read_text()))], 60)
+            assert wait_for_end([psutil.Process(int(written.read_text()))], 60) == []
         raise ValueError("after rank 0")
 
     with pytest.raises(ValueError, match="after rank 0"):

@@ -364,6 +364,15 @@ def test_the_working_directory_is_the_drivers_and_its_files_hide_no_library(
     assert HorovodRunner(np=-1).run(os.getcwd) == str(tmp_path)
 
 
+def test_the_rank_table_is_on_the_drivers_log(
+    ranks: Ranks, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ranks.run(2, lambda: None)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].split() == ["HorovodRunner:", "rank", "host", "pid", "GPU"]
+    assert [line.split()[1] for line in lines[1:3]] == ["0", "1"]
+
+
 def test_messages_from_forks_and_threads_do_not_mix(ranks: Ranks) -> None:
     texts = [letter * 2_000_000 for letter in "abcd"]  # longer than the pipe takes at once
 

@@ -426,6 +426,16 @@ def test_a_forked_rank_ends_with_its_guard(ranks: Ranks) -> None:
 
 
 @pytest.mark.places("local")
+def test_a_killed_fork_server_is_replaced(ranks: Ranks) -> None:
+    runner = prepare(ranks)
+    (server,) = servers()
+    server.kill()
+    assert wait_for_end([server], 20) == []
+    assert not runner.run(is_warm)
+    assert runner.run(is_warm)
+
+
+@pytest.mark.places("local")
 def test_an_idle_fork_server_ends(ranks: Ranks) -> None:
     prepare(ranks, limits=Limits(fork_server_idle=0.1))
     assert wait_for_end(servers(), 20) == []

@@ -188,7 +188,7 @@ def zmq_context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
         yield opened
 
 
-def test_a_run_listens_on_two_ports_and_not_on_the_one_held_for_torch(run: LiveRun) -> None:
+def test_a_run_listens_on_two_ports(run: LiveRun) -> None:
     listening = {
         connection.laddr.port
         for connection in run.driver.net_connections()

@@ -188,7 +188,7 @@ def draw_from(lines: Mapping[Path, int], seed: str, count: int) -> list[Change]:
     return list(found.values())
 
 
-def copy(tree: Path, folder: Path) -> None:
+def copy_checkout(tree: Path, folder: Path) -> None:
     """Copy what git knows of a checkout, and link its environments."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
@@ -285,7 +285,7 @@ def main() -> None:
         shares = []
         for at in range(options.jobs):
             folder, session = Path(name) / f"{at}", Path(name) / f"{at}.sqlite"
-            copy(ROOT, folder)
+            copy_checkout(ROOT, folder)
             arguments = (tried[at :: options.jobs], folder, test, session)
             process = multiprocessing.get_context("spawn").Process(target=try_share, args=arguments)
             process.start()

@@ -45,7 +45,7 @@ def decide(library: str) -> list[Any]:
         agree(2**60 + rank, "max"),
         agree(math.inf if rank else 1, "max"),
     ]
-    # All ranks raise it, and can go on. The place is told: both calls are in this file.
+    # All ranks raise it, and can go on. The error names the file, which has both calls.
     wrong = error_of(RuntimeError, lambda: agree(rank, "max") if rank == 0 else agree(rank, "min"))
     everything = [*found, not_connected, wrong, agree(True, "all")]
     if library == "torch":

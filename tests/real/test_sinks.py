@@ -428,6 +428,29 @@ def test_sinks_can_leave_the_profile_out(mlflow: Any, tmp_path: Path) -> None:
 # The progress bar.
 
 
+def test_without_a_terminal_progress_is_printed_as_lines(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    shown = tmp_path / "shown"
+    os.mkfifo(shown)
+
+    class Shown(Sink):
+        def report(self, report: Any) -> None:
+            if report.step == 0:
+                shown.write_bytes(b"x")
+
+    def main() -> None:
+        report(loss=2.0, total_steps=20, step=0, epoch=0)
+        shown.read_bytes()  # wait until the driver has the report
+        train(steps=20)
+
+    HorovodRunner(np=-1, sinks=[Shown()]).run(main)
+    first, *_, last = capsys.readouterr().err.splitlines()
+    assert first == "HorovodRunner: epoch 0, step 0/20, loss=2"
+    assert last.startswith("HorovodRunner: epoch 2, step 20/20, ")
+    assert last.endswith(" steps/s, loss=0.05")
+
+
 _WATCHED = """
 import sys
 from horovod_runner import HorovodRunner, current_attempt, log_to_driver, report

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import runpy
 import signal
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.standalone import StandaloneCluster
-from tests.preload import WARM
+from tests.preload import COMMAND, WARM
 from tests.programs import ROOT, Program, run
 
 pytestmark = [pytest.mark.spark, pytest.mark.horovod, pytest.mark.usefixtures("nothing_left")]
@@ -101,6 +102,7 @@ def test_cifar_10_is_read_from_its_binary_files(tmp_path: Path) -> None:
         load(str(tmp_path / "pickled"))
 
 
+@pytest.mark.usefixtures("own_records")
 def test_ctrl_c_spins_all_workers_down() -> None:
     with Program(
         [*WARM, SCRIPT, "--epochs", "1000", "--size", "16"], stdout=subprocess.PIPE, text=True
@@ -112,3 +114,5 @@ def test_ctrl_c_spins_all_workers_down() -> None:
         process.send_signal(signal.SIGINT)
         assert "interrupted: all workers have ended" in process.stdout.read()
     assert process.returncode == 130
+    listed = json.loads(run(COMMAND, "ps", "--json", check=True).stdout)
+    assert [each for each in listed if each["entry"] is not None] == []

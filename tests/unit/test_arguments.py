@@ -20,13 +20,7 @@ from horovod_runner.common.arguments import meant
 from horovod_runner.common.options import ALIASES, GROUPS, where_options_are
 from horovod_runner.data import Shard, delta, packed, parquet
 from horovod_runner.data.feed import options as feed_options
-
-
-def error_of(call: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
-    with pytest.raises(TypeError) as raised:
-        call(*args, **kwargs)
-    return str(raised.value)
-
+from tests.errors import error_of
 
 _train = Shard("train")
 
@@ -71,20 +65,22 @@ _train = Shard("train")
 def test_an_unknown_argument_is_an_error_with_the_one_that_was_meant(
     call: Callable[..., Any], given: str, suggested: str
 ) -> None:
-    assert error_of(call, **{given: 1}) == (
+    assert error_of(TypeError, call, **{given: 1}) == (
         f"{call.__name__}() got an unexpected keyword argument {given!r}. Did you mean {suggested}?"
     )
 
 
 def test_a_name_that_is_like_no_other_lists_those_that_exist() -> None:
-    assert error_of(HorovodRunner, np=2, zzz=1).startswith(
+    assert error_of(TypeError, HorovodRunner, np=2, zzz=1).startswith(
         "HorovodRunner() got an unexpected keyword argument 'zzz'. Its arguments are np, driver_log"
     )
 
 
 def test_arguments_without_their_names_are_refused_with_the_name() -> None:
-    assert error_of(HorovodRunner, 4).endswith("write HorovodRunner(np=4)")
-    assert error_of(CheckpointConfig, 5).endswith("write CheckpointConfig(num_to_keep=5)")
+    assert error_of(TypeError, HorovodRunner, 4).endswith("write HorovodRunner(np=4)")
+    assert error_of(TypeError, CheckpointConfig, 5).endswith(
+        "write CheckpointConfig(num_to_keep=5)"
+    )
 
 
 def test_a_choice_that_was_misspelled_is_suggested() -> None:
@@ -100,7 +96,7 @@ def test_a_feed_suggests_no_argument_that_it_lacks(method: str) -> None:
     for name in names - set(known):
         if not name.isidentifier():
             continue
-        text = error_of(getattr(Shard("train"), method), **{name: 1})
+        text = error_of(TypeError, getattr(Shard("train"), method), **{name: 1})
         _, asked, suggested = text.removesuffix("?").partition("Did you mean ")
         if asked:
             assert suggested in known or "(" in suggested or suggested == "last_batch='drop'"
@@ -127,14 +123,16 @@ def test_a_parameter_that_is_given_or_has_no_name_is_no_suggestion() -> None:
         del rate, rates
 
     runner = HorovodRunner(np=-1)
-    assert "Did you mean" not in error_of(runner.run, train, datas=1)
-    assert "Did you mean" not in error_of(runner.run, step, rate=1, rated=2)
+    assert "Did you mean" not in error_of(TypeError, runner.run, train, datas=1)
+    assert "Did you mean" not in error_of(TypeError, runner.run, step, rate=1, rated=2)
 
 
 def test_a_long_value_is_not_repeated_in_an_error() -> None:
-    assert error_of(CheckpointConfig, "x" * 99).endswith("write CheckpointConfig(num_to_keep=...)")
-    assert error_of(HorovodRunner, (2, 8)).endswith("write HorovodRunner(np=(2, 8))")
-    assert error_of(HorovodRunner, ([1], 8)).endswith("write HorovodRunner(np=...)")
+    assert error_of(TypeError, CheckpointConfig, "x" * 99).endswith(
+        "write CheckpointConfig(num_to_keep=...)"
+    )
+    assert error_of(TypeError, HorovodRunner, (2, 8)).endswith("write HorovodRunner(np=(2, 8))")
+    assert error_of(TypeError, HorovodRunner, ([1], 8)).endswith("write HorovodRunner(np=...)")
 
 
 def test_a_value_of_env_is_not_repeated_in_an_error() -> None:
@@ -148,7 +146,7 @@ def test_main_is_not_launched_with_a_misspelled_argument() -> None:
         return learning_rate
 
     runner = HorovodRunner(np=-1)
-    assert "Did you mean learning_rate?" in error_of(runner.run, train, learnin_rate=1.0)
+    assert "Did you mean learning_rate?" in error_of(TypeError, runner.run, train, learnin_rate=1.0)
     assert runner.last_run is None
 
 

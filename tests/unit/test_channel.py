@@ -280,7 +280,7 @@ def test_a_frozen_driver_counts_as_lost_unless_it_comes_back_in_time(
 def test_wake_ends_receive(channel: Channel) -> None:
     channel.wake()
     assert list(receive(channel, _SECONDS * 10)) == []
-    for _ in range(100_000):  # never waits
+    for _ in range(100_000):  # wake never blocks
         channel.wake()
 
 

@@ -257,6 +257,11 @@ def test_terminate_reaches_the_workers_children() -> None:
         assert os.read(worker.stdout, 100) == b"-15\n"
 
 
+def test_pid_is_the_workers_and_not_the_guards() -> None:
+    with WorkerProcess(job(os.getpid), {}) as worker:
+        assert value_of(worker) == worker.pid
+
+
 def test_a_worker_that_cannot_start_leaves_no_descriptors_open(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(FileNotFoundError):

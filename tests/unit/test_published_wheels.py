@@ -494,7 +494,7 @@ SHARED, PUBLISHED = Place("/shared"), Place("/published", "HOROVOD_RUNNER_WHEELS
 def test_install_follows_the_users_choices(
     monkeypatch: pytest.MonkeyPatch, arguments: str, variable: str, expected: list[object]
 ) -> None:
-    """The option for wheels is stronger than the variable, and a rebuild than both."""
+    """The option for wheels is stronger than the variable. `--rebuild` takes no published wheel."""
     calls: list[object] = []
 
     def find_frameworks(names: object) -> tuple[Framework]:

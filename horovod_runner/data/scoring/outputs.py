@@ -163,7 +163,7 @@ def parse_outputs(given: OutputSpec) -> Outputs:
     }
 
 
-def known_types(outputs: Outputs) -> dict[str, OutputType] | None:
+def given_types(outputs: Outputs) -> dict[str, OutputType] | None:
     """The types of the outputs; None if a first batch has to show one of them."""
     known = {name: type_ for name, type_ in outputs.items() if type_ is not None}
     return known if len(known) == len(outputs) else None

@@ -26,7 +26,7 @@ from horovod_runner.data.scoring.outputs import (
     OutputSpec,
     OutputType,
     check_free,
-    known_types,
+    given_types,
     named,
     parse_outputs,
     types_of,
@@ -168,7 +168,7 @@ def predict(
     lift_limits(rows.sparkSession, kind.framework)
     inputs = Inputs.of(arrow_schema(rows), options, fill_null, ragged)
     path = model_file.keep(kind, model, ship_modules)
-    types = known_types(outputs)
+    types = given_types(outputs)
     if types is None:
         call = with_postprocess(kind.load(path, device or "cpu"), postprocess)
         inputs, types = try_first_rows(rows, inputs, outputs, call, on_error)
@@ -202,7 +202,7 @@ def _score_table(
     if not batches:
         raise DataError("the table has no rows to score")
     inputs = inputs.settle(batches[0])
-    types = known_types(outputs) or _shown_types(batches[0], inputs, outputs, call, on_error)
+    types = given_types(outputs) or _shown_types(batches[0], inputs, outputs, call, on_error)
     scorer = Scorer(inputs, call, types, batch_size, on_error)
     columns = zip(*scorer.columns(iter(batches)), strict=True)
     return [pa.chunked_array(list(column)) for column in columns]

@@ -70,8 +70,11 @@ class StandIn:
         except HorovodRunnerError:
             pass  # all ranks are lost: Spark reports it to the driver
         except Exception as error:
-            self._supervisor.fail(LaunchError(f"the supervisor beside rank 0 failed: {error!r}"))
-            self._channel.close()  # tasks that wait for an answer notice it, and end
+            problem = LaunchError(f"the supervisor beside rank 0 failed: {error!r}")
+            try:
+                self._supervisor.fail(problem)
+            finally:
+                self._channel.close()  # tasks that wait for an answer notice it, and end
 
     def _restore(self) -> None:
         """Restore the environment: Spark uses this process again, for anyone."""
