@@ -277,7 +277,8 @@ def _cause(optimizer: str, when: str) -> str:
         return (
             "although DistributedDataParallel averages gradients. Perhaps only rank 0 has loaded "
             "the optimizer's state, some weights were frozen when DistributedDataParallel was "
-            "made (make it again after you unfreeze them), or not all ranks make the same steps"
+            "made (make it again after you unfreeze them), the last backward() before a step was "
+            "inside no_sync(), or not all ranks make the same steps"
         )
     if optimizer.startswith("Distributed"):
         return (

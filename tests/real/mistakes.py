@@ -190,6 +190,11 @@ HOROVOD = {
         "warned",
         "some weights were frozen when DistributedDataParallel was made",
     ),
+    "Every `backward()` before a step is inside `no_sync()`": Mistake(
+        "`with parallel.no_sync(): loss.backward()`, then `optimizer.step()`",
+        "warned",
+        "the last backward() before a step was inside no_sync()",
+    ),
     "The weights after `hvd.join()` are not broadcast": Mistake(
         "`hvd.join(); save_checkpoint(epoch, model=model)`",
         "warned",

@@ -313,7 +313,8 @@ def misuse_data_parallel(mistake: str) -> None:
         optimizer.zero_grad()
         # In turn: weights that are averaged later.
         with parallel.no_sync() if mistake == "steps in turn" else nullcontext():
-            parallel(torch.ones(4, 2) * (dist.get_rank() + 1)).sum().backward()
+            with parallel.no_sync() if mistake == "accumulates alone" else nullcontext():
+                parallel(torch.ones(4, 2) * (dist.get_rank() + 1)).sum().backward()
             optimizer.step()
     dist.destroy_process_group()
 
@@ -323,6 +324,7 @@ def misuse_data_parallel(mistake: str) -> None:
     [
         ("loads", "Only rank 0 loads weights into `DistributedDataParallel`"),
         ("unfreezes", "Weights are unfrozen after `DistributedDataParallel`"),
+        ("accumulates alone", "Every `backward()` before a step is inside `no_sync()`"),
         ("none", None),
         ("steps in turn", None),
     ],
@@ -336,7 +338,7 @@ def test_weights_under_data_parallel_are_compared(
         assert not warned_of(text)
     else:
         check(text, name)
-        assert "0.weight" in text
+        assert ("1.weight" if mistake == "accumulates alone" else "0.weight") in text
 
 
 def right(train: Any, folder: str) -> list[list[int]]:
