@@ -85,7 +85,7 @@ CPU_BUILD := $(if $(wildcard /dev/nvidia0),,--cpu)
 HOROVOD_BUILD := horovod_runner/tools/horovod_build/source.py \
 	$(wildcard horovod_runner/tools/horovod_build/patches/*.patch horovod_runner/tools/horovod_build/overlay/*/*/*)
 
-.PHONY: demo test test-all test-quick test-engines test-docker test-tables test-yarn test-kubernetes packages-quick environments test-main test-petastorm test-petastorm-beside coverage fuzz mutation oracle wheels packages docs notebooks check lint fast format bench clean
+.PHONY: demo test test-all test-quick test-engines test-docker test-tables test-yarn test-kubernetes packages-quick environments test-main test-petastorm test-petastorm-beside coverage fuzz mutation oracle wheels packages azurite docs notebooks check lint fast format bench clean
 
 # A checkout that is set up for the tests has all that the demo takes.
 demo: $(firstword $(wildcard $(MAIN)/.ready) $(MAIN)/.demo)
@@ -111,6 +111,12 @@ packages-quick:
 packages:
 	@.ci/debian-packages openmpi-bin libopenmpi-dev slurm-wlm munge ccache chromium fuse3
 
+# Azure's emulator. The tests that need it are skipped where it cannot be had.
+azurite:
+	@[ -x node_modules/.bin/azurite-blob ] || ! command -v npm >/dev/null || \
+		npm install --silent --no-save --no-audit --no-fund azurite@3.35.0 || \
+		echo "Azurite cannot be installed: the tests with Azure's store are skipped"
+
 check: lint fast
 
 lint: $(MAIN)/.installed
@@ -126,7 +132,7 @@ fast: $(MAIN)/.ready
 test-quick: $(MAIN)/.ready packages-quick
 	$(apart) $(call with_java,$(MAIN)) $(MAIN)/bin/pytest tests --suite quick $(TOGETHER)
 
-test-main: $(MAIN)/.ready $(BODO)/.ready $(OPENMPI)/.ready | $(PACKAGES)
+test-main: $(MAIN)/.ready $(BODO)/.ready $(OPENMPI)/.ready | $(PACKAGES) azurite
 	$(apart) $(call with_java,$(MAIN)) $(MAIN)/bin/python -m pytest tests --places all $(TOGETHER) \
 		$(addprefix --deselect ,$(INSTALL_TESTS))
 
@@ -223,7 +229,7 @@ bench: $(MAIN)/.ready $(PETASTORM)/.ready
 	$(PETASTORM)/bin/python benchmarks/suite.py --only data
 
 clean:
-	rm -rf $(MAIN) $(PETASTORM) $(BODO) $(OPENMPI) .venv-wheels* .lines *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(MAIN) $(PETASTORM) $(BODO) $(OPENMPI) .venv-wheels* node_modules .lines *.egg-info .mypy_cache .ruff_cache .pytest_cache
 
 $(MAIN)/.demo: setup.cfg constraints/latest.txt $(HOROVOD_BUILD)
 	$(call environment,$(MAIN),$(PYTHON),latest,--editable '.[$(DEMO_EXTRAS)]')

@@ -1,4 +1,4 @@
-"""Tests with the stores that users have: mounted ones by a real FUSE, S3 by a server of moto's."""
+"""The stores that users have: mounted ones by a real FUSE, S3 by moto's, Azure's by Azurite."""
 
 from __future__ import annotations
 

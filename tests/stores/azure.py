@@ -1,4 +1,4 @@
-"""Azure's blob storage, emulated by Azurite: `npm install -g azurite`, and the package adlfs."""
+"""Azure's blob storage, emulated by Azurite, which `make azurite` installs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.programs import Program
+from tests.programs import ROOT, Program
 
 _ACCOUNT, _KEY = "me", "c2VjcmV0"
-PROGRAM = "azurite-blob"
+#: Its path; None where it is not installed.
+PROGRAM = shutil.which("azurite-blob", path=f"{ROOT}/node_modules/.bin:{os.environ['PATH']}")
 
 
 @contextmanager
@@ -23,9 +24,8 @@ def emulator(folder: Path) -> Iterator[str]:
     Args:
         folder: for its files.
     """
-    program = shutil.which(PROGRAM)
-    assert program is not None
-    command = [program, "--blobPort", "0", "--location", str(folder)]
+    assert PROGRAM is not None
+    command = [PROGRAM, "--blobPort", "0", "--location", str(folder)]
     command += ["--skipApiVersionCheck", "--disableTelemetry"]
     accounts = {**os.environ, "AZURITE_ACCOUNTS": f"{_ACCOUNT}:{_KEY}"}
     with Program(command, env=accounts, stdout=subprocess.PIPE, text=True) as process:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,9 +43,11 @@ def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 @pytest.fixture
 def azure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Azure's emulator with a container `mine`; the credentials are in a variable."""
-    adlfs = pytest.importorskip("adlfs")
-    if shutil.which(emulated.PROGRAM) is None:
-        pytest.skip("Azurite is not installed (npm install -g azurite)")
+    require("adlfs")
+    if emulated.PROGRAM is None:
+        pytest.skip("Azurite is not installed: make azurite, which needs npm")
+    import adlfs
+
     with emulated.emulator(tmp_path / "azurite") as connection:
         monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", connection)
         adlfs.AzureBlobFileSystem.clear_instance_cache()
