@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from horovod_runner.host.processes import wait_for_end
 from horovod_runner.results import registry
 from horovod_runner.wire import job_file
 from tests import programs
@@ -185,13 +186,14 @@ def test_ps_lists_a_run_and_stop_ends_it(waiting: subprocess.Popen[str]) -> None
     place = Path(os.environ["XDG_STATE_HOME"], "horovod_runner", "runs")  # this user's alone
     assert all(path.stat().st_mode & 0o077 == 0 for path in (place, *place.iterdir()))
     assert other("stop", "nothing").returncode == 1
+    processes = [psutil.Process(pid) for pid in found["processes"]]
     # A part of its id will do.
     stopped = other("stop", run_id[:5])
     assert stopped.stdout == f"{run_id}: ended\n"
     _, said = waiting.communicate()
     assert waiting.returncode == 143
     assert f"run {run_id} was cancelled" in said
-    assert not any(map(psutil.pid_exists, found["processes"]))
+    assert wait_for_end(processes, 5) == []
 
 
 def test_stop_ends_what_a_killed_driver_left_behind(waiting: subprocess.Popen[str]) -> None:
@@ -206,7 +208,7 @@ def test_stop_ends_what_a_killed_driver_left_behind(waiting: subprocess.Popen[st
     assert all(worker.is_running() for worker in workers)
     assert "(gone)" in other("ps").stdout
     assert other("stop", found["run_id"]).returncode == 0
-    assert not any(worker.is_running() for worker in workers)
+    assert wait_for_end(workers, 5) == []
     assert listed() == []
     assert found["run_id"] not in other("ps").stdout
 
