@@ -19,6 +19,7 @@ from horovod_runner import (
     RankFailedError,
     current_attempt,
     load_checkpoint,
+    log_to_driver,
     save_checkpoint,
 )
 from horovod_runner.checkpoints.archive import Archive
@@ -245,9 +246,9 @@ def test_a_checkpoint_that_takes_too_long_does_not_keep_a_failed_run_from_ending
 def test_an_error_that_repeats_at_the_same_line_ends_the_run(
     ranks: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
+
     def main() -> None:
-        for step in (1, 2):  # the same steps again are no progress
-            save_checkpoint({"step": step}, step)
+        log_to_driver(f"attempt {current_attempt()}")
         raise KeyError("always")
 
     runner = ranks.runner(2, max_restarts=5)
@@ -256,6 +257,19 @@ def test_an_error_that_repeats_at_the_same_line_ends_the_run(
     assert isinstance(caught.value.__cause__, RankFailedError)
     assert len(runner.last_run.attempts) == 2
     assert "the same error occurred again at the same place" in capsys.readouterr().err
+
+
+def test_saving_the_same_steps_again_does_not_count_as_progress(ranks: Ranks) -> None:
+
+    def main() -> None:
+        for step in (1, 2):
+            save_checkpoint({"step": step}, step)
+        raise ValueError("always")
+
+    runner = ranks.runner(1, max_restarts=5)
+    with pytest.raises(ValueError, match="always"):
+        runner.run(main)
+    assert len(runner.last_run.attempts) == 2
 
 
 @pytest.mark.places("local", "spark", "cluster")
