@@ -19,6 +19,7 @@ from horovod_runner.sinks.streams import columns, for_notices, is_terminal, writ
 
 if TYPE_CHECKING:
     from horovod_runner.results.run import Run
+    from horovod_runner.wire.events import Report
 
 Stream = Literal["stdout", "stderr"]
 _GATHER_SECONDS = 0.3  # ranks print the same line at slightly different times
@@ -69,6 +70,9 @@ class TerminalSink(Sink):
         """Print the text of a ``log_to_driver`` call unchanged."""
         self._print_gathered()
         self._write(sys.stdout, f"{text}\n")
+
+    def reports(self, reports: Sequence[Report]) -> None:
+        """Print nothing: reports are for the progress bar. One call for many of them."""
 
     def notice(self, text: str) -> None:
         """Print a message of the runner, in a terminal broken between words."""
