@@ -314,7 +314,7 @@ def test_the_cache_is_in_the_users_folder(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
-    """A source of Horovod that is none: its setup.py makes a file."""
+    """A source archive like Horovod's, whose setup.py only creates a file."""
     path, setup = tmp_path / "horovod-0.28.1.tar.gz", tmp_path / "setup.py"
     setup.write_text(f"import pathlib; pathlib.Path({str(tmp_path / 'ran')!r}).touch()")
     with tarfile.open(path, "w:gz") as tar:

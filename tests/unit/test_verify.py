@@ -22,6 +22,7 @@ import psutil
 import pytest
 
 from horovod_runner import GpuError
+from horovod_runner.host.processes import wait_for_end
 from horovod_runner.results import saved_run
 from horovod_runner.results.run import Run
 from horovod_runner.tools.commands import cli
@@ -534,9 +535,8 @@ def test_a_check_that_does_not_end_is_killed_with_its_children(sign: Path) -> No
     (result,) = run(verify_checks.stubborn, wait=until_it_hangs, patience=0.2)
     assert result.reason == "it was ended because it took longer than 60 s"
     with suppress(psutil.NoSuchProcess):
-        child = psutil.Process(int(sign.read_text()))
         # Its signal is on the way.
-        await_condition(lambda: child.status() == psutil.STATUS_ZOMBIE)
+        assert wait_for_end([psutil.Process(int(sign.read_text()))], 100) == []
 
 
 def test_each_check_is_about_a_heading_of_the_docs() -> None:

@@ -91,7 +91,7 @@ def log_model(
     outputs = parse_outputs(output)
     call = kind.load(path, "cpu")
     values = named(compute(call, inputs, inputs.arrays(batch)), outputs, batch.num_rows)
-    types_of(outputs, values)  # refuses values of which there is no column
+    types_of(outputs, values)  # raises if a value cannot be a column
     frame = batch.to_pandas()
     named_as = "name" if int(mlflow.__version__.partition(".")[0]) >= 3 else "artifact_path"
     try:

@@ -6,7 +6,6 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -15,6 +14,7 @@ import psutil
 from horovod_runner.common.text import bytes_text
 from horovod_runner.errors import CancelledError, HangError, RankFailedError
 from horovod_runner.host.gpus import ask_nvidia_smi
+from horovod_runner.host.processes import wait_for_end
 from horovod_runner.tools.verify.check import VerifyCase, VerifyReading, check, equal
 
 _HELD: Final = 1 << 30  # bytes that a rank allocates on its GPU
@@ -77,16 +77,8 @@ def _fail(case: VerifyCase, how: str, own: set[str]) -> FailedRun:
     kind = type(error).__name__
     text = kind if isinstance(error, _ENDS[how]) else f"{kind}: {error}"
     after = _freed(own, before)
-    return FailedRun(how, text, _processes(), before, during, after)
-
-
-def _processes() -> int:
-    """How many processes that this one has started are alive."""
-    alive = 0
-    for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):
-            alive += process.status() != psutil.STATUS_ZOMBIE
-    return alive
+    alive = wait_for_end(psutil.Process().children(recursive=True), 0)
+    return FailedRun(how, text, len(alive), before, during, after)
 
 
 def _signs(sign: Path) -> list[Path]:
