@@ -288,6 +288,21 @@ def test_run_elastic_replaces_a_lost_rank_and_goes_on_from_its_commit(spark: Spa
         horovod.spark.run_elastic(main, (4,), num_proc=2, min_num_proc=3)
 
 
+def test_run_elastic_calls_a_function_that_fails_again_as_often_as_its_limit_says(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    import horovod.spark
+
+    def fail() -> None:
+        with open(tmp_path / "calls", "a") as file:
+            file.write("called ")
+        raise RuntimeError("it fails")
+
+    with pytest.raises(RuntimeError, match="it fails"):
+        horovod.spark.run_elastic(fail, num_proc=1, reset_limit=0, verbose=0)
+    assert (tmp_path / "calls").read_text() == "called "
+
+
 # Slow: trains with our estimator, and what it learns with one process.
 def test_two_ranks_train_as_horovods_estimator_does(spark: SparkSession, tmp_path: Path) -> None:
     """The learning rate is scaled; the model, its optimizer and its history have Horovod's form."""

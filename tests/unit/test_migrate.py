@@ -471,6 +471,13 @@ TOLD = {
         "import pytorch_lightning as pl\npl.Trainer(gpus=1, **options)\n",
         "among the arguments with a star",
     ),
+    "a format of Keras 2": (
+        """
+        import keras
+        model.save("model", save_format="tf")
+        """,
+        "call model.export(...), without save_format='tf'",
+    ),
     "broadcast where it is not known which fit trains": (
         """
         KERAS
