@@ -75,23 +75,24 @@ def df(spark: SparkSession) -> DataFrame:
     return spark.range(0, 40, 1, 1).selectExpr(*columns)
 
 
-def network() -> Any:
+def network(outputs: int = 1) -> Any:
     import torch
 
     torch.manual_seed(0)
-    return torch.nn.Bilinear(1, 2, 1)
+    return torch.nn.Bilinear(1, 2, outputs)
 
 
 def train(data: Any) -> None:
     save_checkpoint({"net": network().state_dict()}, step=1)
 
 
-def expected(rows: int = 40) -> Any:
+def expected(rows: int = 40, outputs: int = 1) -> Any:
     import torch
 
     a = torch.tensor([[n / 10] for n in range(rows)])
     b = torch.tensor([[float(n), 1.0] for n in range(rows)])
-    return network()(a, b).detach().numpy()[:, 0]
+    values = network(outputs)(a, b).detach().numpy()
+    return values[:, 0] if outputs == 1 else values
 
 
 COLUMNS = {"first": ["a"], "second": "b"}
@@ -168,15 +169,20 @@ def test_models_that_mlflow_logged_are_scored(mlflow: Any, df: DataFrame) -> Non
     np.testing.assert_allclose(got, [n / 5 for n in range(40)])
 
 
-def test_a_model_of_an_estimator_is_logged(mlflow: Any, df: DataFrame) -> None:
+def test_a_model_of_an_estimator_is_logged_with_one_number_of_a_row_or_several(
+    mlflow: Any, df: DataFrame
+) -> None:
     from horovod_runner.ml import TorchModel
 
-    model = TorchModel()
-    model.setModel(network()).setFeatureCols([["a"], "b"])
-    info = model.log_model("net", df)
-    loaded = mlflow.pyfunc.load_model(info.model_uri)
-    got = loaded.predict(df.select("a", "b").toPandas())["prediction"]
-    np.testing.assert_allclose(got, expected(), rtol=1e-5)
+    for outputs in (1, 3):
+        net = network(outputs)
+        model = TorchModel()
+        model.setModel(net).setFeatureCols([["a"], "b"])
+        info = model.log_model("net", df)
+        loaded = mlflow.pyfunc.load_model(info.model_uri)
+        got = loaded.predict(df.select("a", "b").toPandas())["prediction"]
+        wanted = expected(outputs=outputs)
+        np.testing.assert_allclose(np.stack(got), wanted, rtol=1e-5)
 
 
 def test_autologging_takes_an_estimator_as_others_of_spark_ml(

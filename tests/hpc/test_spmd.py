@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -42,6 +43,14 @@ def test_the_error_for_srun_without_mpi_names_the_plugins(allocation: None) -> N
     assert done.returncode != 0
     assert "srun started 2 tasks without an MPI plugin" in done.stderr
     assert "--mpi=pmix" in done.stderr
+
+
+def test_the_error_for_the_launcher_of_another_mpi_names_the_one_that_was_loaded() -> None:
+    # What a process sees whose launcher is not that of the MPICH that mpi4py loads.
+    done = start(sys.executable, PROGRAM, PMI_SIZE="4", PMI_RANK="1")
+    assert done.returncode != 0
+    assert "4 processes were started, but MPI sees only one" in done.stderr
+    assert re.search(r"mpi4py loaded another MPI \(MPICH Version:\s+\d", done.stderr), done.stderr
 
 
 def test_under_horovodrun() -> None:

@@ -191,7 +191,7 @@ def test_a_password_is_not_written(path: Path) -> None:
 
 def test_a_run_whose_values_the_file_cannot_hold_has_a_record(path: Path) -> None:
     name = os.fsdecode(b"caf\xe9.csv")
-    run = Run("1a2b", 1, plain_params(1, {"seed": 2**70, "file": name}))
+    run = Run("1a2b", 1, plain_params(1, {"seed": 2**70, "low": -5, "file": name}))
     log = RunLog(run, path)
     told = FanOut(log, [], [], print)
     told.tell(events.AttemptBegan(1))
@@ -204,7 +204,8 @@ def test_a_run_whose_values_the_file_cannot_hold_has_a_record(path: Path) -> Non
         write()
         assert [each.folder for each in load(path).checkpoints] == [f"/{shown}"]
     for found in (run, load(path)):
-        assert found.params == {"np": 1, "seed": "0x400000000000000000", "file": shown}
+        params = {"np": 1, "seed": "0x400000000000000000", "low": -5, "file": shown}
+        assert found.params == params
         (attempt,) = found.attempts
         assert (attempt.error, attempt.details) == (f"OSError: no {shown}",) * 2
         assert [line.text for line in found.logs] == [f"no {shown}"]
