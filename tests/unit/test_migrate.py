@@ -476,7 +476,7 @@ TOLD = {
         import keras
         model.save("model", save_format="tf")
         """,
-        "call model.export(...), without save_format='tf'",
+        'call model.export(...), without save_format="tf"',
     ),
     "broadcast where it is not known which fit trains": (
         """
