@@ -91,8 +91,7 @@ def expected(rows: int = 40, outputs: int = 1) -> Any:
 
     a = torch.tensor([[n / 10] for n in range(rows)])
     b = torch.tensor([[float(n), 1.0] for n in range(rows)])
-    values = network(outputs)(a, b).detach().numpy()
-    return values[:, 0] if outputs == 1 else values
+    return network(outputs)(a, b).detach().squeeze(1).numpy()  # one number of a row is no list
 
 
 COLUMNS = {"first": ["a"], "second": "b"}
@@ -175,14 +174,12 @@ def test_a_model_of_an_estimator_is_logged_with_one_number_of_a_row_or_several(
     from horovod_runner.ml import TorchModel
 
     for outputs in (1, 3):
-        net = network(outputs)
         model = TorchModel()
-        model.setModel(net).setFeatureCols([["a"], "b"])
+        model.setModel(network(outputs)).setFeatureCols([["a"], "b"])
         info = model.log_model("net", df)
         loaded = mlflow.pyfunc.load_model(info.model_uri)
         got = loaded.predict(df.select("a", "b").toPandas())["prediction"]
-        wanted = expected(outputs=outputs)
-        np.testing.assert_allclose(np.stack(got), wanted, rtol=1e-5)
+        np.testing.assert_allclose(np.stack(got), expected(outputs=outputs), rtol=1e-5)
 
 
 def test_autologging_takes_an_estimator_as_others_of_spark_ml(

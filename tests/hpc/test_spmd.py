@@ -46,7 +46,7 @@ def test_the_error_for_srun_without_mpi_names_the_plugins(allocation: None) -> N
 
 
 def test_the_error_for_the_launcher_of_another_mpi_names_the_one_that_was_loaded() -> None:
-    # What a process sees whose launcher is not that of the MPICH that mpi4py loads.
+    # mpi4py loads MPICH, and the variables are those of a launcher that is not MPICH's.
     done = start(sys.executable, PROGRAM, PMI_SIZE="4", PMI_RANK="1")
     assert done.returncode != 0
     assert "4 processes were started, but MPI sees only one" in done.stderr

@@ -203,8 +203,8 @@ def test_a_run_whose_values_the_file_cannot_hold_has_a_record(path: Path) -> Non
     for write in (log.flush, log.close):
         write()
         assert [each.folder for each in load(path).checkpoints] == [f"/{shown}"]
+    params = {"np": 1, "seed": "0x400000000000000000", "low": -5, "file": shown}
     for found in (run, load(path)):
-        params = {"np": 1, "seed": "0x400000000000000000", "low": -5, "file": shown}
         assert found.params == params
         (attempt,) = found.attempts
         assert (attempt.error, attempt.details) == (f"OSError: no {shown}",) * 2
